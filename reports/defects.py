@@ -39,7 +39,14 @@ from attncheck.reports.frames import (
 )
 from attncheck.reports.json_documents import Failure
 from attncheck.reports.one_failure import how_wrong
-from attncheck.spec import ACCURACY, ACCURACY_OF_FLOAT32, CONVENTION_OF_READING, DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
+from attncheck.spec import (
+    ACCURACY_OF_FLOAT32,
+    ACCURACY_PREFIX,
+    CONVENTION_OF_READING,
+    DEFAULT_EMPTY_ROWS,
+    DTYPES,
+    EMPTY_ROWS,
+)
 from attncheck.spec.verdicts import Verdict
 
 Row = Mapping[str, Any]
@@ -94,7 +101,7 @@ class Defect:
     @property
     def is_size_of_error(self) -> bool:
         """Return whether the diagnosis is only an accuracy; the cause of an error matters more than its size."""
-        return self.diagnosis.startswith(ACCURACY)
+        return self.diagnosis.startswith(ACCURACY_PREFIX)
 
     @property
     def is_computed_in_float32(self) -> bool:
@@ -266,7 +273,7 @@ def _cases_by_cause(named: Sequence[Defect]) -> list[_Cause]:
         for part in parts if texts.keys() >= set(parts) else [defect.diagnosis]:
             cases.setdefault(part, {}).update(dict.fromkeys(defect.cases))
     causes = (_Cause(name, texts[name], of_it) for name, of_it in cases.items())
-    return sorted(causes, key=lambda cause: (cause.name.startswith(ACCURACY), -len(cause.cases)))
+    return sorted(causes, key=lambda cause: (cause.name.startswith(ACCURACY_PREFIX), -len(cause.cases)))
 
 
 def _declarations(defect: Defect) -> list[tuple[str, str] | None]:

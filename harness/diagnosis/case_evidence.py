@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Fit:
+class Match:
     """A reading that fits a case.
 
     ``description`` describes this reading, and ``unsure`` all readings with the same answer in the case. ``factor`` is
@@ -36,7 +36,7 @@ class Evidence:
     ``failing`` is the first failing stage, ``operation`` the operation of the case.
     """
 
-    fits: tuple[Fit, ...] = ()
+    matches: tuple[Match, ...] = ()
     refuted: frozenset[str] = frozenset()
     failing: str = ""
     operation: str = ""

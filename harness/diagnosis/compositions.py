@@ -1,10 +1,13 @@
 """Explains failing cases by several readings at once.
 
 An implementation may have several faults, and then no single reading explains the cases that show two of them.
-``compose`` first applies the readings that other cases name to each unnamed case, several at once. If the result
-matches, their joined names are the diagnosis of the case. Otherwise ``compose`` examines the case again, compared with
-the exact answer under the known readings, and all such cases decide together on one more reading, as in
-``decision.py``. Then it tries the remaining cases again with this reading, for at most ``MAX_ROUNDS`` readings.
+``explain_jointly`` works in rounds:
+
+1. It applies the readings that other cases name to each unnamed case, several at once. If the result matches, their
+   joined names are the diagnosis of the case.
+2. It examines the other cases again, compared with the exact answer under the known readings. All these cases decide
+   together on one more reading, as in ``decision.py``.
+3. It starts again with this reading among the known ones, for at most ``MAX_ROUNDS`` further readings.
 """
 
 from __future__ import annotations
@@ -16,28 +19,35 @@ from itertools import combinations, islice
 from typing import TypeVar
 
 from attncheck.common.wording import AND, BESIDE
-from attncheck.diagnosis.case_evidence import Evidence, Fit
-from attncheck.diagnosis.decision import MIN_RATIO, OR, evidence_of, fit_of
+from attncheck.diagnosis.case_evidence import Evidence, Match
+from attncheck.diagnosis.decision import MIN_RATIO, OR, evidence_of, match_of
 from attncheck.diagnosis.examine import diagnose_case
 from attncheck.diagnosis.readings import readings_named
 from attncheck.diagnosis.wrong_result import WrongResult, try_reading
 from attncheck.judging.alternatives import Alternative
 from attncheck.judging.judge_stages import agrees
 from attncheck.reading.problem import Problem
-from attncheck.spec import ACCURACY, stage_position
+from attncheck.spec import ACCURACY_PREFIX, stage_position
 from attncheck.spec.verdicts import Verdict
 
-Unit = TypeVar("Unit")
+CaseKey = TypeVar("CaseKey")
 MAX_ROUNDS = 4
-"""Maximum number of further readings that are found in addition to those that single cases name."""
-LEAST_OF_CONVENTIONS, LEAST_OF_MISTAKES = 1, 2
+"""Maximum number of further readings. A choice: each costs a round of examinations."""
+MIN_CASES_OF_CONVENTION, MIN_CASES_OF_MISTAKE = 1, 2
 """Minimum number of cases that must name a further reading, if it is a convention or a mistake."""
 MAX_EXAMINED = 24
-"""Maximum number of cases that are examined again in a round."""
+"""Maximum number of cases that are examined again in a round: as many as ``run.MAX_EXAMINED``. A choice, like that."""
 MAX_FORMS = 6
-"""Maximum number of combined forms tried on a case: causality and a window, for example, may use different corners."""
-MAX_TRIED = 600
-"""Maximum number of combinations tried on the cases of one implementation."""
+"""Maximum number of combined forms tried on a case: causality and a window, for example, may use different corners.
+
+A choice: each costs one exact answer; with fewer, a form that comes late is missed.
+"""
+MAX_COMBINATIONS = 600
+"""Maximum number of combinations tried on the cases of one implementation.
+
+A choice: combinations grow exponentially with the known readings, and each costs at least one exact answer. Cases that
+are left over stay unnamed.
+"""
 
 
 @dataclass(eq=False)
@@ -47,29 +57,29 @@ class ComposedCase:
     wrong: WrongResult
     stage: str
     operation: str
-    _diagnosed: dict[tuple[str, ...], tuple[Alternative, Evidence] | None] = field(default_factory=dict)
+    _evidence_cache: dict[tuple[str, ...], tuple[Alternative, Evidence] | None] = field(default_factory=dict)
 
-    def fit(self, names: Sequence[str]) -> Fit | None:
+    def match_together(self, names: Sequence[str]) -> Match | None:
         """Return the fit of several readings at once; None if they do not match the case together."""
-        readings = islice(together(self.wrong.problem, names), MAX_FORMS)
+        readings = islice(combined_readings(self.wrong.problem, names), MAX_FORMS)
         fitting = next(filter(None, (try_reading(self.wrong, reading) for reading in readings)), None)
-        return None if fitting is None else fit_of(fitting, self.stage)
+        return None if fitting is None else match_of(fitting, self.stage)
 
     def evidence_under(self, names: Sequence[str]) -> tuple[Alternative, Evidence] | None:
         """Return the named readings combined, and the further evidence of the case under them.
 
         None if no named reading applies to the case, or if nothing fails under them.
         """
-        reading = next(together(self.wrong.problem, names), None) if names else Alternative(self.wrong.problem)
+        reading = next(combined_readings(self.wrong.problem, names), None) if names else Alternative(self.wrong.problem)
         if reading is None:
             return None
         key = tuple(reading.name.split(AND))
-        if key not in self._diagnosed:
-            evidence = self._evidence(reading)
-            self._diagnosed[key] = None if evidence is None else (reading, evidence)
-        return self._diagnosed[key]
+        if key not in self._evidence_cache:
+            evidence = self._examine_under(reading)
+            self._evidence_cache[key] = None if evidence is None else (reading, evidence)
+        return self._evidence_cache[key]
 
-    def _evidence(self, reading: Alternative) -> Evidence | None:
+    def _examine_under(self, reading: Alternative) -> Evidence | None:
         rounding_model, stages = self.wrong.rounding_model, {**self.wrong.stages, **self.wrong.right}
         is_read = bool(reading.name)
         truth = self.wrong.readings.truth_of(reading, rounding_model, stages) if is_read else self.wrong.truth
@@ -86,32 +96,32 @@ class ComposedCase:
         return evidence_of(findings, min(failing, key=stage_position), self.operation)
 
 
-def compose(cases: Mapping[Unit, ComposedCase], counts: Counter[str]) -> dict[Unit, Fit]:
+def explain_jointly(cases: Mapping[CaseKey, ComposedCase], counts: Counter[str]) -> dict[CaseKey, Match]:
     """Return the combined fits of the unnamed cases of one implementation, the simplest cases first.
 
     ``counts`` is the number of cases that name each known reading. Without known readings, the reading that explains
     the most cases is the first one, and the fits are returned only if more than half of the cases have one.
     """
-    fits = _compose(cases, counts)
-    return fits if counts or 2 * len(fits) > len(cases) else {}
+    matches = _find_combinations(cases, counts)
+    return matches if counts or 2 * len(matches) > len(cases) else {}
 
 
-def _compose(cases: Mapping[Unit, ComposedCase], counts: Counter[str]) -> dict[Unit, Fit]:
+def _find_combinations(cases: Mapping[CaseKey, ComposedCase], counts: Counter[str]) -> dict[CaseKey, Match]:
     known_names = list(dict.fromkeys(_first_name(name) for name, _ in counts.most_common()))
-    fits: dict[Unit, Fit] = {}
-    tries = iter(range(MAX_TRIED))
+    matches: dict[CaseKey, Match] = {}
+    tries = iter(range(MAX_COMBINATIONS))
     for _ in range(MAX_ROUNDS + 1):
-        unnamed = {unit: case for unit, case in cases.items() if unit not in fits}
-        fits |= _explain_known(unnamed, known_names, tries)
-        unnamed = {unit: case for unit, case in unnamed.items() if unit not in fits}
-        more = _explain_one_more(unnamed, known_names)
-        new = Counter(_first_name(fit.name.rpartition(AND)[2]) for fit in more.values())
-        fits |= more
+        unnamed = {unit: case for unit, case in cases.items() if unit not in matches}
+        matches |= _match_known_readings(unnamed, known_names, tries)
+        unnamed = {unit: case for unit, case in unnamed.items() if unit not in matches}
+        more = _match_one_more_reading(unnamed, known_names)
+        new = Counter(_first_name(match.name.rpartition(AND)[2]) for match in more.values())
+        matches |= more
         new_names = [name for name, _ in new.most_common() if name not in known_names]
         if not new_names:
             break
         known_names += new_names
-    return {unit: _in_order(fit) for unit, fit in fits.items()}
+    return {unit: _sort_parts(match) for unit, match in matches.items()}
 
 
 def _first_name(name: str) -> str:
@@ -119,20 +129,20 @@ def _first_name(name: str) -> str:
     return name.partition(OR)[0]
 
 
-def _in_order(fit: Fit) -> Fit:
+def _sort_parts(match: Match) -> Match:
     """Return a combined fit with its parts sorted by name, so that they have the same order in every case."""
-    names, texts = fit.name.split(AND), fit.description.split(BESIDE)
+    names, texts = match.name.split(AND), match.description.split(BESIDE)
     if len(names) != len(texts):
-        return fit
+        return match
     parts = sorted(zip(names, texts, strict=True))
-    return replace(fit, name=AND.join(name for name, _ in parts), description=BESIDE.join(text for _, text in parts))
+    return replace(match, name=AND.join(name for name, _ in parts), description=BESIDE.join(text for _, text in parts))
 
 
-def _explain_known(
-    cases: Mapping[Unit, ComposedCase], known_names: Sequence[str], tries: Iterator[int]
-) -> dict[Unit, Fit]:
+def _match_known_readings(
+    cases: Mapping[CaseKey, ComposedCase], known_names: Sequence[str], tries: Iterator[int]
+) -> dict[CaseKey, Match]:
     """Return the fits of the cases that known readings explain together; larger combinations are tried first."""
-    fits: dict[Unit, Fit] = {}
+    matches: dict[CaseKey, Match] = {}
     for unit, case in cases.items():
         # A reading of rows without a key may apply only together with another reading, which makes rows empty.
         of_rows = {name for name in known_names if name.startswith("empty-rows-")}
@@ -141,14 +151,14 @@ def _explain_known(
         sizes = dict.fromkeys(size for size in (count, count - 1, count - 2, 2, 1) if 0 < size <= count)
         for names in (names for size in sizes for names in combinations(applicable, size)):
             if next(tries, None) is None:
-                return fits
-            if fit := case.fit(names):
-                fits[unit] = fit
+                return matches
+            if match := case.match_together(names):
+                matches[unit] = match
                 break
-    return fits
+    return matches
 
 
-def _explain_one_more(cases: Mapping[Unit, ComposedCase], known_names: Sequence[str]) -> dict[Unit, Fit]:
+def _match_one_more_reading(cases: Mapping[CaseKey, ComposedCase], known_names: Sequence[str]) -> dict[CaseKey, Match]:
     """Return the fits of the cases that the known readings and one more explain: the one that explains most cases.
 
     If two readings explain equally many cases and disagree in one, the result is empty, unless only one of them is a
@@ -156,53 +166,66 @@ def _explain_one_more(cases: Mapping[Unit, ComposedCase], known_names: Sequence[
     """
     every = ((unit, both) for unit, case in cases.items() if (both := _best_evidence(case, known_names)))
     read = dict(islice(every, MAX_EXAMINED))
-    explained: dict[str, dict[Unit, Fit]] = {}
+    explained: dict[str, dict[CaseKey, Match]] = {}
     refuting = Counter(name for _, evidence in read.values() for name in evidence.refuted)
     for unit, (_, evidence) in read.items():
-        for fit in evidence.fits:
-            if not fit.name.startswith(ACCURACY):
-                explained.setdefault(fit.name, {}).setdefault(unit, fit)
-    enough = (fits for name, fits in explained.items() if _is_enough(fits, refuting[name]))
-    best = sorted(enough, key=_weight, reverse=True)
+        for match in evidence.matches:
+            if not match.name.startswith(ACCURACY_PREFIX):
+                explained.setdefault(match.name, {}).setdefault(unit, match)
+    enough = (matches for name, matches in explained.items() if _is_supported(matches, refuting[name]))
+    best = sorted(enough, key=_sort_key, reverse=True)
     for rival in best[1:]:
         shared = best[0].keys() & rival.keys()
-        if _weight(best[0]) == _weight(rival) and any(best[0][unit].answer != rival[unit].answer for unit in shared):
+        if _sort_key(best[0]) == _sort_key(rival) and any(
+            best[0][unit].answer != rival[unit].answer for unit in shared
+        ):
             return {}
-    return {unit: _joined_fit(read[unit][0], fit) for unit, fit in best[0].items()} if best else {}
+    return {unit: _append_match(read[unit][0], match) for unit, match in best[0].items()} if best else {}
 
 
 def _best_evidence(case: ComposedCase, known_names: Sequence[str]) -> tuple[Alternative, Evidence] | None:
     """Return the evidence of a case under the known readings, or if that has no fit, under none of them."""
     both = case.evidence_under(known_names)
-    return both if both is not None and both[1].fits else case.evidence_under(()) or both
+    return both if both is not None and both[1].matches else case.evidence_under(()) or both
 
 
-def _is_enough(fits: Mapping[Unit, Fit], refuting: int) -> bool:
+def _is_supported(matches: Mapping[CaseKey, Match], refuting: int) -> bool:
     """Return whether enough cases name a reading: with few keys, several readings give the same result by chance."""
-    least = LEAST_OF_CONVENTIONS if _is_convention(fits) else LEAST_OF_MISTAKES
-    return len(fits) >= least and MIN_RATIO * len(fits) >= refuting
+    least = MIN_CASES_OF_CONVENTION if _is_convention(matches) else MIN_CASES_OF_MISTAKE
+    return len(matches) >= least and MIN_RATIO * len(matches) >= refuting
 
 
-def _is_convention(fits: Mapping[Unit, Fit]) -> bool:
-    return all(fit.verdict == Verdict.SEMANTIC for fit in fits.values())
+def _is_convention(matches: Mapping[CaseKey, Match]) -> bool:
+    return all(match.verdict == Verdict.SEMANTIC for match in matches.values())
 
 
-def _weight(fits: Mapping[Unit, Fit]) -> tuple[int, bool]:
-    return len(fits), _is_convention(fits)
+def _sort_key(matches: Mapping[CaseKey, Match]) -> tuple[int, bool]:
+    return len(matches), _is_convention(matches)
 
 
-def _joined_fit(reading: Alternative, fit: Fit) -> Fit:
+def _append_match(reading: Alternative, match: Match) -> Match:
     if not reading.name:
-        return fit
-    stage = min(reading.stage, fit.stage, key=stage_position)
-    verdict = max(reading.verdict.value, fit.verdict, key=lambda name: name != Verdict.SEMANTIC)
-    description = f"{reading.description}{BESIDE}{fit.description}"
-    return replace(fit, name=f"{reading.name}{AND}{fit.name}", description=description, stage=stage, verdict=verdict)
+        return match
+    stage = min(reading.stage, match.stage, key=stage_position)
+    verdict = max(reading.verdict.value, match.verdict, key=lambda name: name != Verdict.SEMANTIC)
+    description = f"{reading.description}{BESIDE}{match.description}"
+    return replace(
+        match, name=f"{reading.name}{AND}{match.name}", description=description, stage=stage, verdict=verdict
+    )
 
 
-def together(problem: Problem, names: Sequence[str]) -> Iterator[Alternative]:
-    """Yield the combination of the named readings that apply to a problem, in each of their forms."""
-    for parts in _applied_in_turn(problem, names, ()):
+def combined_readings(problem: Problem, names: Sequence[str]) -> Iterator[Alternative]:
+    """Yield the combination of the named readings that apply to a problem, in each of their forms.
+
+    Example:
+        >>> import numpy as np
+        >>> ones = {name: np.ones((1, 1, 3, 4)) for name in ("query", "key", "value")}
+        >>> problem = Problem("attention", {"is_causal": True, "scale": 2.0}, ones)
+        >>> both = next(combined_readings(problem, ["causality-ignored", "scale-one"]))
+        >>> both.name, both.stage, dict(both.problem.options)
+        ('causality-ignored and scale-one', 'scores', {'is_causal': False, 'scale': 1.0})
+    """
+    for parts in _reading_sequences(problem, names, ()):
         if not parts:
             return
         first = min(parts, key=lambda part: stage_position(part.stage))
@@ -212,7 +235,7 @@ def together(problem: Problem, names: Sequence[str]) -> Iterator[Alternative]:
         yield Alternative(problem, stage=stage, name=name, description=description, verdict=verdict)
 
 
-def _applied_in_turn(
+def _reading_sequences(
     problem: Problem, names: Sequence[str], parts: tuple[Alternative, ...]
 ) -> Iterator[tuple[Alternative, ...]]:
     if not names:
@@ -223,6 +246,6 @@ def _applied_in_turn(
     has_form = False
     for form in forms:
         has_form = True
-        yield from _applied_in_turn(form.problem, names[1:], (*parts, form))
+        yield from _reading_sequences(form.problem, names[1:], (*parts, form))
     if not has_form:
-        yield from _applied_in_turn(problem, names[1:], parts)
+        yield from _reading_sequences(problem, names[1:], parts)

@@ -23,11 +23,16 @@ from attncheck.reading.problem import Problem
 from attncheck.spec import OPTIONS, result_stages
 from attncheck.spec.rounding import FORMATS
 
-_LEAST, _LEAST_OF_PAIRS = 3, 6
-"""Minimum number of explained and of refuting cases for a condition; and of explained cases for a pair of facts."""
-_FAR = 1e-3
+_MIN_CASES, _MIN_CASES_OF_PAIR = 3, 6
+"""Minimum number of explained and of refuting cases for a condition; and of explained cases for a pair of facts.
+
+A choice: with fewer cases, more facts separate them by chance; with more, fewer readings get a condition. There are
+more pairs than single facts, so pairs need more cases.
+"""
+_MAX_PASSING_DIFFERENCE = 1e-3
 """A passing case cannot differ by more than this share of its largest element, or by a hundred roundings."""
-_TILES = (16, 32, 64, 128)
+_TILE_SIZES = (16, 32, 64, 128)
+"""Tile sizes of common kernels: a fault may need lengths that are whole tiles, or lengths that are not."""
 _OR_MORE = "or more"
 """End of the facts that compare a size; they are not combined in pairs."""
 
@@ -41,8 +46,13 @@ class Condition:
     words: str
     passing: int
 
-    def text(self, description: str) -> str:
-        """Return the description of a reading with the condition after its first part."""
+    def insert_into(self, description: str) -> str:
+        """Return the description of a reading with the condition after its first part.
+
+        Example:
+            >>> Condition("window is set", 3).insert_into("the scale is 1; meant 0.5")
+            'the scale is 1, but only where window is set, and not in 3 other cases that would show it; meant 0.5'
+        """
         first, semicolon, rest = description.partition("; ")
         others = f"{count_noun(self.passing, 'other case')} that would show it"
         condition = f"{BUT}only where {self.words}, and not in {others}" if self.words else f"{BUT}not in {others}"
@@ -54,9 +64,9 @@ def condition_of(explained: Sequence[Problem], passing: Sequence[Problem]) -> Co
 
     None if too few passing cases refute it.
     """
-    if len(passing) < _LEAST:
+    if len(passing) < _MIN_CASES:
         return None
-    if len(explained) < _LEAST:
+    if len(explained) < _MIN_CASES:
         return Condition("", len(passing))
     failing, right = ([facts_of(problem) for problem in problems] for problems in (explained, passing))
     separating = _separating_facts(failing, right)
@@ -67,12 +77,12 @@ def _separating_facts(failing: Sequence[Facts], right: Sequence[Facts]) -> list[
     """Return the facts, or else the pairs of facts, that are true in all failing cases and in no passing one."""
     shared = [words for words, holds in failing[0].items() if holds and all(facts.get(words) for facts in failing)]
     single = [words for words in shared if not any(facts.get(words) for facts in right)]
-    if single or len(failing) < _LEAST_OF_PAIRS:
+    if single or len(failing) < _MIN_CASES_OF_PAIR:
         return single
     pairable = [
         words
         for words in shared
-        if not words.endswith(_OR_MORE) and sum(not facts.get(words) for facts in right) >= _LEAST
+        if not words.endswith(_OR_MORE) and sum(not facts.get(words) for facts in right) >= _MIN_CASES
     ]
     return [
         f"{first} and {second}"
@@ -82,11 +92,18 @@ def _separating_facts(failing: Sequence[Facts], right: Sequence[Facts]) -> list[
 
 
 def facts_of(problem: Problem) -> Facts:
-    """Return the facts of the call of a problem: a description in words -> whether it is true."""
-    return dict(_facts(problem.as_call()))
+    """Return the facts of the call of a problem: a description in words -> whether it is true.
+
+    Example:
+        >>> inputs = {"query": np.ones((1, 4, 16, 8)), "key": np.ones((1, 2, 32, 8)), "value": np.ones((1, 2, 32, 8))}
+        >>> facts = facts_of(Problem("attention", {"is_causal": True}, inputs))
+        >>> [facts[words] for words in ("heads share keys", "16 divides Lq and Lk", "32 divides Lq and Lk")]
+        [True, True, False]
+    """
+    return dict(_iterate_facts(problem.as_call()))
 
 
-def _facts(problem: Problem) -> Iterator[tuple[str, bool]]:
+def _iterate_facts(problem: Problem) -> Iterator[tuple[str, bool]]:
     for name in (*OPTIONS, *problem.specs):
         is_option = name in OPTIONS
         if not is_option and problem.specs[name].required:
@@ -105,12 +122,12 @@ def _facts(problem: Problem) -> Iterator[tuple[str, bool]]:
         yield "there are several batch entries", len(query) > 1
     yield "there is one query", queries == 1
     yield "there are several queries", queries > 1
-    yield from ((f"{tile} divides Lq and Lk", queries % tile == 0 and keys % tile == 0) for tile in _TILES)
+    yield from ((f"{tile} divides Lq and Lk", queries % tile == 0 and keys % tile == 0) for tile in _TILE_SIZES)
     yield from ((f"Lk is {least} {_OR_MORE}", keys >= least) for least in (64, 128, 256, 512, 1024, 2048, 8192))
     yield from ((f"D is {least} {_OR_MORE}", query.shape[-1] >= least) for least in (64, 128, 256))
 
 
-def is_refuted_by(name: str, problem: Problem) -> bool | None:
+def is_reading_refuted(name: str, problem: Problem) -> bool | None:
     """Return whether a passing case refutes a reading: all forms of the reading would clearly change its result.
 
     None if the reading does not apply to the case.
@@ -120,17 +137,19 @@ def is_refuted_by(name: str, problem: Problem) -> bool | None:
     if not forms:
         return None
     right = approximate(lowered)
-    return all(_differ(lowered, right.stages, approximate(form.problem).stages) for form in forms)
+    return all(_is_clearly_different(lowered, right.stages, approximate(form.problem).stages) for form in forms)
 
 
-def _differ(problem: Problem, right: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> bool:
+def _is_clearly_different(
+    problem: Problem, right: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
+) -> bool:
     dtype = next(array.dtype.name for array in problem.inputs.values() if array.dtype.name in FORMATS)
     for stage in result_stages(problem.operation, problem.options, problem.inputs):
         first, second = right.get(stage), expected.get(stage)
         if first is None or second is None or first.shape != second.shape or not first.size:
             continue
         is_finite = np.isfinite(first) & np.isfinite(second)
-        far = max(_FAR, 100 * FORMATS[dtype].unit_roundoff) * np.abs(first[is_finite]).max(initial=0)
+        far = max(_MAX_PASSING_DIFFERENCE, 100 * FORMATS[dtype].unit_roundoff) * np.abs(first[is_finite]).max(initial=0)
         if (np.abs(first - second)[is_finite] > far).any():
             return True
     return False

@@ -52,6 +52,14 @@ def problem_under_conventions(problem: Problem, conventions: Mapping[str, str]) 
     """Return the problem that an implementation with these conventions computes; None if they change nothing.
 
     The conventions are applied to the call, one after the other. The result of a query without a key is not among them.
+
+    Example:
+        >>> import numpy as np
+        >>> ones = {name: np.ones((1, 1, 2, 4)) for name in ("query", "key", "value")}
+        >>> problem = Problem("attention", {}, {**ones, "mask": np.array([[[[True, False]]]])})
+        >>> read = problem_under_conventions(problem, {"mask": "true_forbids"})
+        >>> read.problem.inputs["mask"].tolist()
+        [[[[False, True]]]]
     """
     called, applied = delivered(problem), list[str]()
     for is_before in (True, False):  # the call first: the lowered problem has options that the case does not set

@@ -16,16 +16,16 @@ from typing import Self
 
 from attncheck.diagnosis.case_evidence import Evidence
 from attncheck.diagnosis.decision import DIAGNOSABLE, NO_FINDINGS, Findings, evidence_of
-from attncheck.diagnosis.readings import undefined_row_conventions
-from attncheck.diagnosis.residuals import approximate, residual
+from attncheck.diagnosis.readings import other_empty_row_conventions
+from attncheck.diagnosis.residuals import approximate, relative_distance
 from attncheck.diagnosis.wrong_result import (
     WrongResult,
-    fitted_numbers,
+    fitted_readings,
     is_distinguishable,
+    is_match,
     is_only_in_empty_rows,
     judge_accuracy,
-    judge_trades,
-    matches,
+    judge_approximations,
     stages_from,
     try_reading,
 )
@@ -52,51 +52,54 @@ from attncheck.spec import Shape
 from attncheck.spec.rounding import FORMATS
 from attncheck.spec.verdicts import Verdict
 
-MAX_ELEMENTS = 1 << 15
+MAX_SCORES_TO_TRY = 1 << 15
 """Maximum size of a score matrix for which readings are tried; the exact answer then takes a tenth of a second."""
-MAX_FITTED = 1 << 17
+MAX_SCORES_TO_FIT = 1 << 17
 """Maximum size of the judged rows of a score matrix for which numbers are fitted, which takes a few evaluations."""
 MAX_TRIALS = 8
 """Maximum number of readings that are compared with their exact answers; each takes an evaluation of the oracle."""
-_MARGIN = 2.0**10
-"""A reading is worth a trial if its mean difference is at most this many times the bound."""
+_MAX_BOUND_RATIO = 2.0**10
+"""A reading is worth a trial if its mean difference is at most this many times the bound.
+
+A choice: a larger ratio costs more trials; a smaller one misses readings of kernels that also round more than allowed.
+"""
 
 
 def diagnose_case(wrong: WrongResult) -> Findings:
     """Return the readings of a case under which all failing stages are right, and the refuted ones."""
     if is_only_in_empty_rows(wrong):
-        conventions = undefined_row_conventions(wrong.problem)
+        conventions = other_empty_row_conventions(wrong.problem)
         first = next(
-            (rule for rule in conventions if matches(wrong, rule, truth_of_reading(wrong.truth, rule.problem))), None
+            (rule for rule in conventions if is_match(wrong, rule, truth_of_reading(wrong.truth, rule.problem))), None
         )
         return Findings((*([] if first is None else [first]), *_readings_that_fill_empty_rows(wrong)))
     if not wrong.stages.keys() <= wrong.truth.exact.keys():
         return NO_FINDINGS
     if _is_small(wrong):
         return _try_readings(wrong)
-    if math.prod(scores_shape(wrong.truth.stages.computation)) > MAX_FITTED:
+    if math.prod(scores_shape(wrong.truth.stages.computation)) > MAX_SCORES_TO_FIT:
         return NO_FINDINGS
-    fits, refuted = _fit_numbers(wrong)
-    return Findings(tuple(fits), frozenset(refuted - {alternative.name for alternative in fits}))
+    matches, refuted = _fit_numbers(wrong)
+    return Findings(tuple(matches), frozenset(refuted - {alternative.name for alternative in matches}))
 
 
 def _try_readings(wrong: WrongResult) -> Findings:
     """Compare the nearest readings of a small case with their exact answers."""
     candidates, refuted = _rank_readings(wrong)
-    fits: list[Alternative] = []
+    matches: list[Alternative] = []
     for alternative in candidates[:MAX_TRIALS]:
         if fitting := try_reading(wrong, alternative):
-            fits.append(fitting)
+            matches.append(fitting)
         elif is_distinguishable(wrong, alternative):
             refuted.add(alternative)
     untried = frozenset(alternative.name for alternative in candidates[MAX_TRIALS:])
     # A name is refuted if all of its forms are, such as causality aligned separately or together with a window.
     not_refuted = {alternative.name for alternative in wrong.applicable if alternative not in refuted}
     names = {alternative.name for alternative in refuted} - not_refuted
-    if not fits:
-        fits, fitted_refuted = _fit_numbers(wrong)
+    if not matches:
+        matches, fitted_refuted = _fit_numbers(wrong)
         names |= fitted_refuted
-    return Findings(tuple(fits), frozenset(names - {alternative.name for alternative in fits}), untried)
+    return Findings(tuple(matches), frozenset(names - {alternative.name for alternative in matches}), untried)
 
 
 def _readings_that_fill_empty_rows(wrong: WrongResult) -> list[Alternative]:
@@ -111,37 +114,41 @@ def _readings_that_fill_empty_rows(wrong: WrongResult) -> list[Alternative]:
     candidates = [
         alternative
         for alternative in wrong.applicable
-        if not readings.lacks_distance(alternative)
+        if not readings.has_no_distance(alternative)
         and alternative.problem.options.get("mask_fill") == options.get("mask_fill")
-        and readings.residual(alternative, wrong.stages) <= _MARGIN * wrong.allowed
+        and readings.distance(alternative, wrong.stages) <= _MAX_BOUND_RATIO * wrong.allowed_difference
         and (
             alternative.problem.options.get("empty_rows") != options.get("empty_rows")
-            or readings.approximation(alternative).undefined_rows.empty.sum() < readings.own.undefined_rows.empty.sum()
+            or readings.approximation(alternative).undefined_rows.empty.sum()
+            < readings.of_case.undefined_rows.empty.sum()
         )
     ]
-    worth_trying = [*candidates[:MAX_TRIALS], *filter(readings.lacks_distance, wrong.applicable)]
+    worth_trying = [*candidates[:MAX_TRIALS], *filter(readings.has_no_distance, wrong.applicable)]
     return [fitting for alternative in worth_trying if (fitting := try_reading(wrong, alternative))]
 
 
 def _is_small(wrong: WrongResult) -> bool:
     size = math.prod(scores_shape(wrong.truth.stages.computation))
-    return wrong.truth.judged.query_rows is None and size <= MAX_ELEMENTS
+    return wrong.truth.judged.query_rows is None and size <= MAX_SCORES_TO_TRY
 
 
 def _rank_readings(wrong: WrongResult) -> tuple[list[Alternative], set[Alternative]]:
     """Return the readings that are worth a trial, nearest first, and the readings that their distance refutes."""
     readings, refuted = wrong.readings, set[Alternative]()
-    own_distance = residual(readings.own, wrong.stages)
-    unit, allowed = FORMATS[wrong.truth.bounds.dtype].unit_roundoff, wrong.allowed
+    own_distance = relative_distance(readings.of_case, wrong.stages)
+    unit, allowed = FORMATS[wrong.truth.bounds.dtype].unit_roundoff, wrong.allowed_difference
     ranked, without_distance = [], []
     for order, alternative in enumerate(wrong.applicable):
-        if readings.lacks_distance(alternative):
+        if readings.has_no_distance(alternative):
             without_distance.append(alternative)
             continue
-        distance = readings.residual(alternative, wrong.stages, min(own_distance, _MARGIN * allowed))
-        if distance < own_distance and distance <= _MARGIN * allowed:
+        distance = readings.distance(alternative, wrong.stages, min(own_distance, _MAX_BOUND_RATIO * allowed))
+        if distance < own_distance and distance <= _MAX_BOUND_RATIO * allowed:
             ranked.append((max(distance, 64 * unit), order, alternative))  # below 64 units, rounding decides
-        elif readings.separation(alternative, stages_from(alternative, wrong.judged)) > _MARGIN * allowed:
+        elif (
+            readings.distance_from_exact(alternative, stages_from(alternative, wrong.judged))
+            > _MAX_BOUND_RATIO * allowed
+        ):
             refuted.add(alternative)
     nearest = [alternative for *_, alternative in sorted(ranked, key=lambda entry: entry[:2])]
     # A step needs no exact arithmetic, so all steps are tried, and only those that fit count as candidates.
@@ -156,22 +163,22 @@ def _rank_readings(wrong: WrongResult) -> tuple[list[Alternative], set[Alternati
 def _fit_numbers(wrong: WrongResult) -> tuple[list[Alternative], set[str]]:
     """Return the readings with a fitted number that fit, or else the accuracies; and the names that do not fit."""
     missed = set[str]()
-    fits: dict[str, Alternative] = {}
-    for alternative in fitted_numbers(wrong):
+    matches: dict[str, Alternative] = {}
+    for alternative in fitted_readings(wrong):
         is_near = alternative.replacement is not None or (
-            residual(approximate(alternative.problem, wrong.truth.judged.query_rows), wrong.stages)
-            <= _MARGIN * wrong.allowed
+            relative_distance(approximate(alternative.problem, wrong.truth.judged.query_rows), wrong.stages)
+            <= _MAX_BOUND_RATIO * wrong.allowed_difference
         )
         if not is_near:
             missed.add(alternative.name)
-        elif alternative.name not in fits and (fitting := try_reading(wrong, alternative)):
-            fits[alternative.name] = fitting
+        elif alternative.name not in matches and (fitting := try_reading(wrong, alternative)):
+            matches[alternative.name] = fitting
         elif is_distinguishable(wrong, alternative):
             missed.add(alternative.name)
-    if fits:
-        return list(fits.values()), missed - fits.keys()
+    if matches:
+        return list(matches.values()), missed - matches.keys()
     accuracy, refuted = judge_accuracy(wrong)
-    trades, refuted_trades = judge_trades(wrong)
+    trades, refuted_trades = judge_approximations(wrong)
     return ([] if accuracy is None else [accuracy]) + trades, refuted | refuted_trades | missed
 
 
@@ -264,7 +271,7 @@ def examine(
     judged = with_faults(judged, outcome.faults)
     rows = stage_rows(blank, judged, outcome, case, truth.read_as)
     failing = [row for row in rows if row.verdict in DIAGNOSABLE and not row.xfail]
-    if not failing or not (judged.findings.fits or judged.findings.refuted):
+    if not failing or not (judged.findings.matches or judged.findings.refuted):
         return ExaminedOutcome(judged, tuple(rows), None)
     rows = [replace(row, diagnosis=judged.diagnosis_name) if row in failing else row for row in rows]
     evidence = evidence_of(judged.findings, failing[0].stage, failing[0].operation)

@@ -75,7 +75,7 @@ def decide_by_dtype(
 
 def is_computed_in_float32(evaluation: Evaluation, decision: Decision) -> bool:
     """Return whether the diagnosis of a float64 evaluation is that it is as accurate as float32."""
-    return evaluation[2] == WIDE and decision.fit is not None and decision.fit.name == ACCURACY_OF_FLOAT32
+    return evaluation[2] == WIDE and decision.match is not None and decision.match.name == ACCURACY_OF_FLOAT32
 
 
 def _is_as_accurate_as_float32(decisions: Mapping[Evaluation, Decision]) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from attncheck.attention.problem import Computation
-from attncheck.diagnosis.readings_of_entries import ENTRY_READINGS, plus, within_window
+from attncheck.diagnosis.readings_of_entries import ENTRY_READINGS, move_window_side, within_window
 from attncheck.diagnosis.readings_of_gradients import GRADIENT_READINGS
 from attncheck.diagnosis.readings_of_launches import LAUNCH_READINGS
 from attncheck.diagnosis.readings_of_scores import SCORE_READINGS, is_masked
@@ -53,7 +53,7 @@ from attncheck.reading.lowering import queries_and_keys, query_offset
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import (
-    ACCURACY,
+    ACCURACY_PREFIX,
     IGNORABLE,
     LOGITS,
     OPERATIONS,
@@ -70,18 +70,18 @@ _ALIGNMENTS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def _subject(problem: Problem) -> tuple[str, str] | None:
+def _position_rule(problem: Problem) -> tuple[str, str] | None:
     """Return the option that compares positions, in words, and its rule; None without such an option."""
     if problem.options.get("is_causal"):
         return "causality", "key j for query i iff j <= {}"
     return ("the window", "query i stands at key {}") if problem.options.get("window") else None
 
 
-def _align(alignment: str, position: str) -> Change:
+def _align_at_corner(alignment: str, position: str) -> Change:
     """Align causality and the window at a corner: the first query with the first key, or the last with the last."""
 
     def change(problem: Problem) -> Iterator[Form]:
-        if (subject := _subject(problem)) is None:
+        if (subject := _position_rule(problem)) is None:
             return
         options, realigned = problem.options, problem.without_input("query_offsets").with_options(alignment=alignment)
         if query_offset(realigned.options, realigned.inputs) == query_offset(options, problem.inputs):
@@ -93,12 +93,12 @@ def _align(alignment: str, position: str) -> Change:
         words = {"subject": subject[0], "rule": subject[1].format(position), "meant": meant}
         yield Form(realigned, words)
         if options.get("is_causal") and options.get("window"):
-            yield from (Form(separate, words) for separate in _align_separately(problem, realigned))
+            yield from (Form(separate, words) for separate in _realign_one_rule(problem, realigned))
 
     return change
 
 
-def _align_separately(problem: Problem, realigned: Problem) -> Iterator[Problem]:
+def _realign_one_rule(problem: Problem, realigned: Problem) -> Iterator[Problem]:
     """Yield the problem with only causality realigned, and with only the window realigned."""
     queries, keys = queries_and_keys(problem.inputs)
     first, key = query_offset(realigned.options, realigned.inputs), np.arange(keys)
@@ -107,21 +107,21 @@ def _align_separately(problem: Problem, realigned: Problem) -> Iterator[Problem]
     yield with_allowed(problem.with_options(window=None), within_window(problem, positions, key))
 
 
-def _with_window_moved(*moves: int) -> Change:
+def _move_window_ends(*moves: int) -> Change:
     """Move the ends of a window; None if an end that moves is unbounded."""
 
     def change(problem: Problem) -> Form | None:
         window = problem.options["window"]
         if any(end is None and move for end, move in zip(window, moves, strict=True)):
             return None
-        moved = tuple(map(plus, window, moves))
+        moved = tuple(map(move_window_side, window, moves))
         words = {"window": moved, "meant": window}
         return Form(problem.with_options(window=moved), {name: json.dumps(ends) for name, ends in words.items()})
 
     return change
 
 
-def _causal_by_distance(allows: Callable[[Any], Any]) -> Change:
+def _mask_by_distance(allows: Callable[[Any], Any]) -> Change:
     """Replace causality by a mask of the keys whose distance after the query is allowed."""
 
     def change(problem: Problem) -> Problem:
@@ -132,7 +132,7 @@ def _causal_by_distance(allows: Callable[[Any], Any]) -> Change:
     return change
 
 
-def _causality_added(problem: Problem) -> Problem:
+def _add_causality_to_scores(problem: Problem) -> Problem:
     """Add the mask and causality to the scores as the numbers 0 and 1."""
     queries, keys = queries_and_keys(problem.inputs)
     first = query_offset(problem.options, problem.inputs)
@@ -142,7 +142,7 @@ def _causality_added(problem: Problem) -> Problem:
     return with_mask(problem.without_input("mask").with_options(is_causal=False)).with_inputs(bias=bias)
 
 
-def _last_row_unmasked(problem: Problem) -> Problem | None:
+def _unmask_last_row(problem: Problem) -> Problem | None:
     """Unmask the last query, as if the last incomplete tile had no mask."""
     plain = problem.canonical()
     shape = scores_shape(plain)
@@ -154,33 +154,33 @@ def _last_row_unmasked(problem: Problem) -> Problem | None:
     return canonical_with_empty_rows(problem).with_options(is_causal=False).with_inputs(mask=unmasked)
 
 
-def _fill_added(problem: Problem) -> Form | None:
+def _add_fill_to_scores(problem: Problem) -> Form | None:
     plain = problem.canonical()
     kept = Computation.as_given(plain).kept(scores_shape(plain))
     if kept is None or np.isneginf(problem.inputs.get("bias", np.zeros(1))).any():
         return None
     bias = np.where(kept, 0.0, float(plain.options.get("mask_fill", -np.inf))) + problem.inputs.get("bias", 0.0)
     unmasked = plain.but({"is_causal": None, "mask_fill": None}, mask=None, bias=bias)
-    return Form(unmasked, _fill_in_words(problem), stage_aliases={"masked": "biased"})
+    return Form(unmasked, _fill_words(problem), stage_aliases={"masked": "biased"})
 
 
-def _fill_in_words(problem: Problem) -> dict[str, str]:
+def _fill_words(problem: Problem) -> dict[str, str]:
     return {"fill": f"{problem.options['mask_fill']:.6g}"}
 
 
-def _fill_inverted(problem: Problem) -> Form | None:
+def _invert_fill(problem: Problem) -> Form | None:
     fill = problem.options["mask_fill"]
     if not fill or abs(math.log10(abs(fill))) < 1:
         return None
     return Form(problem.with_options(mask_fill=1 / fill), {"fill": f"{1 / fill:.6g}"})
 
 
-def _first_by_offsets(problem: Problem) -> str:
+def _first_stage_of_offsets(problem: Problem) -> str:
     """Return the first stage that depends on query offsets: the rotated query, if there is a rotation."""
     return "rotated_query" if "rotary_cos" in problem.inputs else "masked"
 
 
-def _fill_with(number: Callable[[Problem], float]) -> Change:
+def _set_fill(number: Callable[[Problem], float]) -> Change:
     """Set masked scores to a number; the case sets them to minus infinity."""
 
     def change(problem: Problem) -> Problem | None:
@@ -191,7 +191,7 @@ def _fill_with(number: Callable[[Problem], float]) -> Change:
     return change
 
 
-def _least_number(problem: Problem) -> float:
+def _lowest_finite_number(problem: Problem) -> float:
     """Return the lowest finite number of the dtype of the scores."""
     dtype = next(problem.inputs[name].dtype for name in ("query", "scores") if name in problem.inputs)
     return float(np.finfo(dtype if dtype.kind == "f" else np.float32).min)
@@ -207,7 +207,7 @@ def _change_fill(change: Callable[[float], float]) -> Change:
     return changed
 
 
-def _ignored(name: str, spec: InputSpec | OptionSpec) -> Reading:
+def _ignored_reading(name: str, spec: InputSpec | OptionSpec) -> Reading:
     """Return the reading in which an input or option has no effect."""
     stage = spec.first_stage if isinstance(spec, InputSpec) else str(spec.asks_for)
 
@@ -229,21 +229,21 @@ def _ignored(name: str, spec: InputSpec | OptionSpec) -> Reading:
     return Reading(f"{slug}-ignored", f"{called} {verb} ignored", change, name, stage)
 
 
-_ATTENDING = (
+_MASK_READINGS = (
     *(
         convention(f"aligned-{name}", f"{{subject}} is aligned {name} ({{rule}}); the case means {{meant}}",
-                   _align(alignment, position))
+                   _align_at_corner(alignment, position))
         for alignment, (name, position) in _ALIGNMENTS.items()
     ),
     convention("mask-inverted", "the mask is read as True = may not attend; the case means True = may attend",
                with_input("mask", np.logical_not), "mask"),
     convention("fill-minus-infinity", "a forbidden score is minus infinity; the case means {fill} in its place",
-               lambda problem: Form(problem.with_options(mask_fill=None), _fill_in_words(problem)), "mask_fill"),
+               lambda problem: Form(problem.with_options(mask_fill=None), _fill_words(problem)), "mask_fill"),
     *(
         convention(f"window-too-{how}-{ends.replace(' the', '').replace(' ', '-')}",
                    f"the window is one key too {how} on the {ends}: {{window}}; the case means {{meant}}, ends "
                    "included",
-                   _with_window_moved(step * of_left, step * of_right), "window")
+                   _move_window_ends(step * of_left, step * of_right), "window")
         for how, step in (("narrow", -1), ("wide", 1))
         for ends, of_left, of_right in (("left", 1, 0), ("right", 0, 1), ("left and the right", 1, 1))
     ),
@@ -258,19 +258,19 @@ _ATTENDING = (
                 mask=np.ones_like(problem.inputs["mask"]),
                 bias=problem.inputs.get("bias", np.zeros(())) + problem.inputs["mask"],
             ), "mask"),
-    Reading("causality-added", "causality is added to the scores as the numbers 0 and 1", _causality_added,
+    Reading("causality-added", "causality is added to the scores as the numbers 0 and 1", _add_causality_to_scores,
             "is_causal"),
-    Reading("fill-added", "{fill} is added to a forbidden score; the case means it in its place", _fill_added,
+    Reading("fill-added", "{fill} is added to a forbidden score; the case means it in its place", _add_fill_to_scores,
             "mask_fill"),
     Reading("fill-scaled", "the fill is put in place before the scores are scaled",
             lambda problem: problem.with_options(mask_fill=problem.options["mask_fill"] * scale_of(problem))
             if has_scale(problem) else None, "mask_fill"),
     *(
-        Reading(f"masked-at-{name}", f"a forbidden score is {words}; the case means minus infinity", _fill_with(number))
+        Reading(f"masked-at-{name}", f"a forbidden score is {words}; the case means minus infinity", _set_fill(number))
         for name, words, number in (
             ("minus-1e4", "a finite number, such as -1e4", lambda problem: -1e4),
             ("minus-1e9", "a finite number, such as -1e9", lambda problem: -1e9),
-            ("least-number", "the least finite number", _least_number),
+            ("least-number", "the least finite number", _lowest_finite_number),
             ("zero", "0", lambda problem: 0.0),
         )
     ),
@@ -281,22 +281,22 @@ _ATTENDING = (
             ("negated", "of the other sign", lambda fill: -fill), ("of-minus-1e4", "a constant", lambda fill: -1e4)
         )
     ),
-    Reading("fill-inverted", "the fill is {fill}: the sign of an exponent is lost", _fill_inverted, "mask_fill"),
-    *(_ignored(name, spec) for name, spec in IGNORABLE.items()),
+    Reading("fill-inverted", "the fill is {fill}: the sign of an exponent is lost", _invert_fill, "mask_fill"),
+    *(_ignored_reading(name, spec) for name, spec in IGNORABLE.items()),
     Reading("causal-next-key", "causality is off by one: each query sees one key too many, j <= i + 1",
-            _causal_by_distance(lambda distance: distance <= 1), "is_causal"),
+            _mask_by_distance(lambda distance: distance <= 1), "is_causal"),
     Reading("causal-without-own-key", "causality is off by one: no query sees its own key, j < i",
-            _causal_by_distance(lambda distance: distance <= -1), "is_causal"),
+            _mask_by_distance(lambda distance: distance <= -1), "is_causal"),
     Reading("causal-mirrored", "causality is mirrored: query i sees the keys j >= i",
-            _causal_by_distance(lambda distance: distance >= 0), "is_causal"),
+            _mask_by_distance(lambda distance: distance >= 0), "is_causal"),
     Reading("window-sides-swapped", "left and right of the window are swapped",
             lambda problem: problem.with_options(window=tuple(problem.options["window"])[::-1]), "window"),
-    Reading("last-row-unmasked", "the last query row is not masked", _last_row_unmasked),
+    Reading("last-row-unmasked", "the last query row is not masked", _unmask_last_row),
     Reading("mask-transposed", "queries and keys of the mask are swapped", when_applicable(
         lambda problem: len(set(queries_and_keys(problem.inputs))) == 1,
         with_input("mask", lambda mask: mask.swapaxes(-1, -2) if mask.ndim > 1 else None)), "mask"),
     *(
-        replace(reading, change=starting_at_stage(_first_by_offsets, reading.change))
+        replace(reading, change=starting_at_stage(_first_stage_of_offsets, reading.change))
         for reading in (
             Reading("query-offsets-ignored", "the query offsets are ignored", without("query_offsets"),
                     "query_offsets"),
@@ -315,7 +315,7 @@ _ATTENDING = (
 # Sequences and pages, before the call is lowered.
 
 
-def _change_lengths(change: Callable[[Any, Any], Any]) -> Change:
+def _change_key_lengths(change: Callable[[Any, Any], Any]) -> Change:
     """Change key lengths, and clip them to the number of keys that each sequence has in memory."""
 
     def changed(problem: Problem) -> Problem:
@@ -329,16 +329,16 @@ def _change_lengths(change: Callable[[Any, Any], Any]) -> Change:
     return changed
 
 
-def _move_limits(steps: int) -> Change:
+def _shift_key_limits(steps: int) -> Change:
     def change(queries: Any, keys: Any) -> tuple[Any, Any] | None:
         moved = np.clip(keys + steps, 0, keys[-1])
         moved[[0, -1]] = keys[[0, -1]]
         return None if len(keys) < 3 or (np.diff(moved) < 0).any() else (queries, moved)
 
-    return _change_limits(change)
+    return _change_sequence_limits(change)
 
 
-def _change_limits(change: Callable[[Any, Any], tuple[Any, Any] | None]) -> Change:
+def _change_sequence_limits(change: Callable[[Any, Any], tuple[Any, Any] | None]) -> Change:
     """Change the sequence limits of queries and keys."""
 
     def changed(called: Problem) -> Problem | None:
@@ -350,7 +350,7 @@ def _change_limits(change: Callable[[Any, Any], tuple[Any, Any] | None]) -> Chan
     return changed
 
 
-def _limits_of_queries(queries: Any, keys: Any) -> tuple[Any, Any] | None:
+def _use_query_limits(queries: Any, keys: Any) -> tuple[Any, Any] | None:
     limits = np.minimum(queries, keys[-1])
     return (queries, limits) if limits[-1] == keys[-1] and not np.array_equal(limits, keys) else None
 
@@ -359,13 +359,13 @@ def _page_size(called: Problem) -> int:
     return int(called.inputs["key_pages"].shape[1])
 
 
-def _pages_in_order(called: Problem) -> Problem:
+def _set_pages_in_order(called: Problem) -> Problem:
     table = called.inputs["block_table"]
     in_order = np.arange(table.size, dtype=table.dtype).reshape(table.shape) % len(called.inputs["key_pages"])
     return called.with_inputs(block_table=in_order)
 
 
-def _pages_reversed(called: Problem) -> Problem:
+def _reverse_pages(called: Problem) -> Problem:
     table, page = called.inputs["block_table"].copy(), called.inputs["key_pages"].shape[1]
     for row, used in zip(table, called.inputs["key_lengths"], strict=True):
         count = -(-int(used) // page)
@@ -373,11 +373,11 @@ def _pages_reversed(called: Problem) -> Problem:
     return called.with_inputs(block_table=table)
 
 
-_PAGES = ("key_pages", "value_pages")
+_PAGE_INPUTS = ("key_pages", "value_pages")
 
 
-def _aligned_in_sequences(called: Problem) -> Form | None:
-    subject = _subject(called)
+def _align_sequences_top_left(called: Problem) -> Form | None:
+    subject = _position_rule(called)
     return Form(called.with_options(alignment="top_left"), {"subject": subject[0]}) if subject else None
 
 
@@ -385,19 +385,19 @@ def _has_sequences(called: Problem) -> bool:
     return not called.inputs.keys().isdisjoint({"cu_seqlens_k", "block_table"})
 
 
-_SEQUENCES = tuple(
+_SEQUENCE_READINGS = tuple(
     replace(reading, change=when_applicable(_has_sequences, reading.change), before_lowering=True)
     for reading in (
         convention("aligned-top-left",
                    "{subject} is aligned top-left in each sequence; the case means its last query and key",
-                   _aligned_in_sequences),
+                   _align_sequences_top_left),
         convention("key-lengths-one-too-long",
                    "a key length is taken for the last key's index; the case means the number of keys",
-                   _change_lengths(lambda lengths, called: lengths + 1), "key_lengths"),
+                   _change_key_lengths(lambda lengths, called: lengths + 1), "key_lengths"),
         convention("key-lengths-one-too-short", "a key length is taken for one less; the case means the number of keys",
-                   _change_lengths(lambda lengths, called: lengths - 1), "key_lengths"),
+                   _change_key_lengths(lambda lengths, called: lengths - 1), "key_lengths"),
         Reading("key-lengths-of-first-batch-entry", "the key length of the first sequence is taken for all",
-                _change_lengths(lambda lengths, called: lengths[:1]), "key_lengths"),
+                _change_key_lengths(lambda lengths, called: lengths[:1]), "key_lengths"),
         Reading("key-lengths-ignored", "the key lengths are ignored",
                 when_applicable(lambda called: "block_table" not in called.inputs, without("key_lengths")),
                 "key_lengths"),
@@ -408,31 +408,34 @@ _SEQUENCES = tuple(
             )
         ),
         Reading("sequences-ignored", "the limits of sequences are ignored: every query sees the keys of all",
-                _change_limits(lambda queries, keys: (queries[[0, -1]], keys[[0, -1]]) if len(keys) > 2 else None),
+                _change_sequence_limits(
+                    lambda queries, keys: (queries[[0, -1]], keys[[0, -1]]) if len(keys) > 2 else None
+                ),
                 "cu_seqlens_k"),
         Reading("limits-one-too-late", "sequences of keys end one too late: the next sequence's first key is seen",
-                _move_limits(1), "cu_seqlens_k"),
-        Reading("limits-one-too-early", "sequences of keys end one too early", _move_limits(-1), "cu_seqlens_k"),
-        Reading("limits-of-queries", "the limits of queries are taken for keys", _change_limits(_limits_of_queries),
-                "cu_seqlens_k"),
+                _shift_key_limits(1), "cu_seqlens_k"),
+        Reading("limits-one-too-early", "sequences of keys end one too early", _shift_key_limits(-1), "cu_seqlens_k"),
+        Reading("limits-of-queries", "the limits of queries are taken for keys",
+                _change_sequence_limits(_use_query_limits), "cu_seqlens_k"),
         *entries("block-table", "the block table", ["block_table"], {"batch entry": -2}, "masked", "of-first"),
-        Reading("block-table-ignored", "the block table is ignored: pages are read in their order", _pages_in_order,
+        Reading("block-table-ignored", "the block table is ignored: pages are read in their order", _set_pages_in_order,
                 "block_table"),
         Reading("block-table-transposed", "the block table is read with the strides of its transpose",
                 with_input("block_table", lambda table: table.T.reshape(table.shape)), "block_table"),
         Reading("slots-in-reverse", "the slots of each page are read in reverse",
-                with_each(_PAGES, lambda pages: pages[:, ::-1]), "block_table"),
-        Reading("pages-with-heads-first", "heads and slots of a page are confused", with_each(_PAGES, lambda pages: (
+                with_each(_PAGE_INPUTS, lambda pages: pages[:, ::-1]), "block_table"),
+        Reading("pages-with-heads-first", "heads and slots of a page are confused",
+                with_each(_PAGE_INPUTS, lambda pages: (
                     pages.reshape(len(pages), pages.shape[2], pages.shape[1], -1).swapaxes(1, 2)
                 )),
                 "block_table"),
         *(
             Reading(f"key-lengths-{how}-to-pages", f"key lengths are rounded {how} to whole pages",
-                    _change_lengths(change), "block_table")
+                    _change_key_lengths(change), "block_table")
             for how, change in (("up", lambda lengths, called: -(-lengths // _page_size(called)) * _page_size(called)),
                                 ("down", lambda lengths, called: lengths // _page_size(called) * _page_size(called)))
         ),
-        Reading("pages-in-reverse", "the pages of each sequence are read in reverse", _pages_reversed, "block_table"),
+        Reading("pages-in-reverse", "the pages of each sequence are read in reverse", _reverse_pages, "block_table"),
     )
 )  # fmt: skip
 
@@ -440,7 +443,7 @@ _SEQUENCES = tuple(
 # Rows without a key.
 
 
-def _empty_rows_unmasked(problem: Problem) -> Form | None:
+def _unmask_empty_rows(problem: Problem) -> Form | None:
     if score_elements(problem.operation, problem.options, problem.inputs) > MAX_AT_A_TIME:
         return None  # the mask would be as large as the score matrix
     allowed = allowed_keys(problem)
@@ -455,11 +458,11 @@ EMPTY_ROW_READINGS = (
     *OTHER_EMPTY_ROWS,
     convention("empty-rows-unmasked",
                "a query without a key attends to all keys, as if nothing were masked; the case expects {own}",
-               _empty_rows_unmasked, stage="weights"),
+               _unmask_empty_rows, stage="weights"),
 )  # fmt: skip
 
 
-def undefined_row_conventions(problem: Problem) -> Iterator[Alternative]:
+def other_empty_row_conventions(problem: Problem) -> Iterator[Alternative]:
     """Yield the other conventions for rows without a key; nothing if there is no such row."""
     if empty_rows(problem).any():
         yield from (alternative for reading in EMPTY_ROW_READINGS for alternative in reading.of_problem(problem))
@@ -475,15 +478,17 @@ KEYS_FITTED = Reading("keys-fitted", "keys are left out: {which}", lambda proble
 BIAS_FITTED = Reading("bias-fitted", "the bias is multiplied by {factor}", lambda problem: None, stage="biased")
 
 
-def _accuracy(name: str, words: str, of: str = "") -> Reading:
-    return Reading(f"{ACCURACY}{name}", f"the {{stage}} is as accurate as {words}", lambda problem: None, of, stage="")
+def _accuracy_reading(name: str, words: str, of: str = "") -> Reading:
+    return Reading(
+        f"{ACCURACY_PREFIX}{name}", f"the {{stage}} is as accurate as {words}", lambda problem: None, of, stage=""
+    )
 
 
 ACCURACIES: Mapping[str, Reading] = {
-    "float32": _accuracy("float32", "float32"), "bfloat16": _accuracy("16-bits", "16 bits")
+    "float32": _accuracy_reading("float32", "float32"), "bfloat16": _accuracy_reading("16-bits", "16 bits")
 }  # fmt: skip
-TRADES: Mapping[str, Reading] = {
-    parts: _accuracy(name, f'{words}, which a class permits "with {parts}"', of)
+APPROXIMATIONS: Mapping[str, Reading] = {
+    parts: _accuracy_reading(name, f'{words}, which a class permits "with {parts}"', of)
     for parts, name, words, of in (
         ("tanh 2^-11", "approximate-tanh", "with hyperbolic tangents to 2^-11", "softcap"),
         ("exp 8.8e-5", "cubic-exponentials", "with exponentials to 8.8e-5", ""),
@@ -497,15 +502,15 @@ TRADES: Mapping[str, Reading] = {
 }  # fmt: skip
 """Approximations for speed in a kernel of 16 bits: part of a class -> accuracy, the tightest first."""
 EXPONENTIALS: Mapping[str, Mapping[str, Reading]] = {
-    dtype: {part: _accuracy("exponentials", "with exponentials off by 128 units in the last place")}
+    dtype: {part: _accuracy_reading("exponentials", "with exponentials off by 128 units in the last place")}
     for dtype, part in (("float32", "exp 2^-17"), ("float64", "exp 2^-46"))
 }
 """Dtype -> part of a class with less exact exponentials; usual ones are within four units in the last place."""
-TRADES_WITHIN_THE_WIDEST = frozenset({"tanh 2^-11", "exp 8.8e-5", "weights float8_e4m3fn"})
-"""Parts whose bounds are within the bounds of the last part of ``TRADES`` for every problem."""
+NARROWER_APPROXIMATIONS = frozenset({"tanh 2^-11", "exp 8.8e-5", "weights float8_e4m3fn"})
+"""Parts whose bounds are within the bounds of the last part of ``APPROXIMATIONS`` for every problem."""
 
 CATALOGUE: Mapping[str, Sequence[Reading]] = {
-    "Who may attend to whom": (*_ATTENDING, *_SEQUENCES, *EMPTY_ROW_READINGS),
+    "Who may attend to whom": (*_MASK_READINGS, *_SEQUENCE_READINGS, *EMPTY_ROW_READINGS),
     "Other entries, heads and places": ENTRY_READINGS,
     "Tiles, parts, and what is never written": LAUNCH_READINGS,
     **SCORE_READINGS,
@@ -517,7 +522,7 @@ CATALOGUE: Mapping[str, Sequence[Reading]] = {
         STAGE_FITTED,
         KEYS_FITTED,
         *ACCURACIES.values(),
-        *TRADES.values(),
+        *APPROXIMATIONS.values(),
         *(reading for rows in EXPONENTIALS.values() for reading in rows.values()),
     ),
 }
@@ -529,7 +534,7 @@ ALL_READINGS: Sequence[Reading] = sorted(
 """All readings except those of rows without a key, conventions first."""
 
 
-def readings_of(problem: Problem, *, before_lowering: bool = False) -> Iterator[Alternative]:
+def applicable_readings(problem: Problem, *, before_lowering: bool = False) -> Iterator[Alternative]:
     """Yield the readings that apply to a problem, conventions first.
 
     If ``before_lowering``, the problem is a call, and only the readings of calls apply; their problems are lowered.
@@ -541,7 +546,7 @@ def readings_of(problem: Problem, *, before_lowering: bool = False) -> Iterator[
 
 def readings_named(name: str, problem: Problem) -> Iterator[Alternative]:
     """Yield the readings of a name that make another problem of a problem, with all stages and without NaN rows."""
-    of_rows = undefined_row_conventions(problem) if name.startswith("empty-rows-") else ()
+    of_rows = other_empty_row_conventions(problem) if name.startswith("empty-rows-") else ()
     rows = (reading for reading in ALL_READINGS if reading.name == name and not reading.before_lowering)
     for alternative in (*(form for row in rows for form in row.of_problem(problem)), *of_rows):
         is_problem = alternative.replacement is None and not alternative.stage_aliases

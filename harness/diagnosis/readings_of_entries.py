@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.diagnosis.replaced_steps import joined
+from attncheck.diagnosis.replaced_steps import change_joined_past
 from attncheck.judging.alternatives import (
     Change,
     Changed,
@@ -38,26 +38,26 @@ def has_heads(problem: Problem) -> bool:
     return problem.operation in (*PER_HEAD, *BY_SCORE) and "key_projection" not in problem.inputs
 
 
-_BATCH, _HEAD = {"batch entry": -4}, {"head": -3}
-_ENTRIES = (
-    *entries("mask", "the mask", ["mask"], _BATCH | _HEAD, "masked"),
+_BATCH_AXIS, _HEAD_AXIS = {"batch entry": -4}, {"head": -3}
+_OTHER_ENTRY_READINGS = (
+    *entries("mask", "the mask", ["mask"], _BATCH_AXIS | _HEAD_AXIS, "masked"),
     *entries("mask", "the mask", ["mask"], {"query": -2}, "masked", "of-first"),
-    *entries("bias", "the bias", ["bias"], _BATCH | _HEAD, "biased"),
+    *entries("bias", "the bias", ["bias"], _BATCH_AXIS | _HEAD_AXIS, "biased"),
     *entries("bias", "the bias", ["bias"], {"query": -2}, "biased", "of-first"),
-    *entries("bias", "the bias", ["bias"], _HEAD, "biased", "in-reverse-of"),
+    *entries("bias", "the bias", ["bias"], _HEAD_AXIS, "biased", "in-reverse-of"),
     *entries("key-lengths", "the key length", ["key_lengths"], {"batch entry": -1}, "masked"),
     *(
         reading
         for name, spec in OF_HEADS.items()
         for reading in entries(name.replace("_", "-"), str(spec.of_head), [name], {"head": -1}, spec.first_stage)
     ),
-    *entries("key", "the key", ["key", "past_key"], _BATCH, LOGITS[0], when=has_heads),
-    *entries("value", "the value", ["value", "past_value"], _BATCH, MEANS[0], when=has_heads),
-    *entries("key", "the key", ["key", "past_key"], _HEAD, LOGITS[0], "of-first", "in-reverse-of", when=has_heads),
-    *entries("value", "the value", ["value", "past_value"], _HEAD, MEANS[0], "of-first", "in-reverse-of",
+    *entries("key", "the key", ["key", "past_key"], _BATCH_AXIS, LOGITS[0], when=has_heads),
+    *entries("value", "the value", ["value", "past_value"], _BATCH_AXIS, MEANS[0], when=has_heads),
+    *entries("key", "the key", ["key", "past_key"], _HEAD_AXIS, LOGITS[0], "of-first", "in-reverse-of", when=has_heads),
+    *entries("value", "the value", ["value", "past_value"], _HEAD_AXIS, MEANS[0], "of-first", "in-reverse-of",
               when=has_heads),
-    *entries("gate", "the gate", ["gate"], _BATCH | _HEAD, MEANS[-1]),
-    *entries("past", "what is cached", ["past_key", "past_value"], _BATCH | _HEAD, LOGITS[0]),
+    *entries("gate", "the gate", ["gate"], _BATCH_AXIS | _HEAD_AXIS, MEANS[-1]),
+    *entries("past", "what is cached", ["past_key", "past_value"], _BATCH_AXIS | _HEAD_AXIS, LOGITS[0]),
     *entries("score-bias", "the bias of the score", ["score_bias"], {"head": -1}, "scores", "of-first"),
     *entries("log-sum-exps", "the log-sum-exp", ["log_sum_exps"], {"batch entry": -3, "head": -2}, "weights"),
 )  # fmt: skip
@@ -66,7 +66,7 @@ _ENTRIES = (
 # Heads that groups of query heads share.
 
 
-def grouped(names: Sequence[str], head_of: Callable[[Any, int, int], Any]) -> Changed:
+def use_other_heads(names: Sequence[str], head_of: Callable[[Any, int, int], Any]) -> Changed:
     """Use other heads of keys and values for query heads: ``head_of(query head, heads, size of a group)``."""
 
     def change(problem: Problem) -> Problem | None:
@@ -91,15 +91,15 @@ def grouped(names: Sequence[str], head_of: Callable[[Any, int, int], Any]) -> Ch
     return change
 
 
-_BOTH = ("key", "value")
-_GROUPS = (
+_KEY_AND_VALUE = ("key", "value")
+_GROUP_READINGS = (
     *(
         Reading(f"{name}-heads-tiled", f"query head h takes {name} head h % Hkv (tiled), though not that of the other",
-                grouped([name], lambda head, shared, group: head % shared), stage=stage)
+                use_other_heads([name], lambda head, shared, group: head % shared), stage=stage)
         for name, stage in (("key", LOGITS[0]), ("value", MEANS[0]))
     ),
     *(
-        Reading(f"groups-{slug}", says, grouped(_BOTH, head_of), stage=LOGITS[0])
+        Reading(f"groups-{slug}", says, use_other_heads(_KEY_AND_VALUE, head_of), stage=LOGITS[0])
         for slug, says, head_of in (
             ("as-large-as-their-number", "query head h takes key and value head h // Hkv",
              lambda head, shared, group: head // shared % shared),
@@ -116,7 +116,7 @@ _GROUPS = (
 )  # fmt: skip
 
 
-def _with_heads_by_group(name: str, axis: int, head_of: Callable[[Any, int, int], Any]) -> Changed:
+def _take_other_heads(name: str, axis: int, head_of: Callable[[Any, int, int], Any]) -> Changed:
     """Use the data of another head: ``head_of(query head, heads of keys, size of a group)``.
 
     None if that is the first head for all: another reading covers it.
@@ -133,9 +133,9 @@ def _with_heads_by_group(name: str, axis: int, head_of: Callable[[Any, int, int]
     return change
 
 
-_OF_GROUPS = tuple(
+_PER_HEAD_READINGS = tuple(
     Reading(f"{of.replace('_', '-')}-{slug}", f"the {of.replace('_', ' ')} {says}",
-            _with_heads_by_group(of, axis, head_of), of, stage)
+            _take_other_heads(of, axis, head_of), of, stage)
     for of, axis, stage in (("bias", -3, "biased"), *((name, -1, spec.first_stage) for name, spec in OF_HEADS.items()))
     for slug, says, head_of in (
         ("of-first-head-of-group", "of the first head of a group is taken for all of it",
@@ -151,24 +151,24 @@ _OF_GROUPS = tuple(
 # What comes from a cache.
 
 
-def _change_joined(change: Callable[[Any, int], Any], *names: str) -> Change:
+def _change_joined_cache(change: Callable[[Any, int], Any], *names: str) -> Change:
     """Change joined past and new keys, values or both, given the length of the past.
 
     Projected new keys and values are not inputs, so the change replaces a step.
     """
-    replacement = joined(change, names)
+    replacement = change_joined_past(change, names)
 
     def changed(problem: Problem) -> Problem | Form | None:
         if OPERATIONS[problem.operation].has_projections:
             return Form(problem, replacement=replacement)
         if not has_heads(problem):
             return None
-        return _with_joined_changed(problem, change, *names)
+        return _replace_joined_cache(problem, change, *names)
 
     return changed
 
 
-def _with_joined_changed(problem: Problem, change: Callable[[Any, int], Any], *names: str) -> Problem:
+def _replace_joined_cache(problem: Problem, change: Callable[[Any, int], Any], *names: str) -> Problem:
     """Change keys or values joined after their past, if there is one, given its length."""
     changed: dict[str, Any] = {}
     for name in names:
@@ -179,21 +179,21 @@ def _with_joined_changed(problem: Problem, change: Callable[[Any, int], Any], *n
     return problem.with_inputs(**changed)
 
 
-_PAST = ("past_key", "past_value")
+_PAST_INPUTS = ("past_key", "past_value")
 
 
-def _new_as_zeros(joined: Any, length: int) -> Any:
+def _zero_new_entries(joined: Any, length: int) -> Any:
     changed = joined.copy()
     changed[..., length:, :] = 0
     return changed
 
 
-def _written_over_last_past(joined: Any, length: int) -> Any:
+def _overwrite_last_past(joined: Any, length: int) -> Any:
     gap = np.zeros_like(joined[..., :1, :])
     return np.concatenate([joined[..., : length - 1, :], joined[..., length:, :], gap], axis=-2)
 
 
-def _written_one_slot_late(joined: Any, length: int) -> Any:
+def _write_one_slot_late(joined: Any, length: int) -> Any:
     gap = np.zeros_like(joined[..., :1, :])
     return np.concatenate([joined[..., :length, :], gap, joined[..., length:, :]], axis=-2)[..., : joined.shape[-2], :]
 
@@ -209,7 +209,7 @@ def _change_if_past(name: str, change: Callable[[Any, int], Any]) -> Changed:
     return changed
 
 
-def _lengths_of_new_keys(problem: Problem) -> Problem | None:
+def _add_past_to_lengths(problem: Problem) -> Problem | None:
     if "past_key" not in problem.inputs:
         return None
     _, keys = queries_and_keys(problem.inputs)
@@ -217,23 +217,23 @@ def _lengths_of_new_keys(problem: Problem) -> Problem | None:
     return problem.with_inputs(key_lengths=lengths) if (lengths < keys).any() else None  # else they have no effect
 
 
-_CACHED = (
+_CACHE_READINGS = (
     *(
-        Reading(f"past-{slug}", says, _change_joined(change, *_BOTH), "past_key", LOGITS[0])
+        Reading(f"past-{slug}", says, _change_joined_cache(change, *_KEY_AND_VALUE), "past_key", LOGITS[0])
         for slug, says, change in (
             ("behind-new", "the past is joined behind the new keys and values",
              lambda both, past: np.roll(both, -past, axis=-2)),
             ("without-new", "new keys and values are not written: zeros stand there",
-             _new_as_zeros),
+             _zero_new_entries),
             ("overwritten", "new keys and values are written one slot early, over the last of the past",
-             _written_over_last_past),
-            ("with-a-gap", "new keys and values are written one slot late", _written_one_slot_late),
+             _overwrite_last_past),
+            ("with-a-gap", "new keys and values are written one slot late", _write_one_slot_late),
         )
     ),
     *(
         Reading(f"past-{of}{slug}", f"{called} of the past are {how}", with_each(names, change), "past_key", stage)
         for of, called, names, stage in (
-            ("", "keys and values", _PAST, LOGITS[0]), ("values-", "values", _PAST[1:], MEANS[0])
+            ("", "keys and values", _PAST_INPUTS, LOGITS[0]), ("values-", "values", _PAST_INPUTS[1:], MEANS[0])
         )
         for slug, how, change in (
             ("dropped", "zeros", np.zeros_like), ("in-reverse", "in reverse order", lambda past: past[..., ::-1, :]),
@@ -251,7 +251,7 @@ _CACHED = (
                 _change_if_past(name, lambda array, past: np.roll(array, past, axis=-1)), name, stage)
         for name, stage in (("mask", "masked"), ("bias", "biased"))
     ),
-    Reading("key-lengths-of-new-keys", "key lengths count from the first new key", _lengths_of_new_keys, "key_lengths"),
+    Reading("key-lengths-of-new-keys", "key lengths count from the first new key", _add_past_to_lengths, "key_lengths"),
 )  # fmt: skip
 
 
@@ -262,14 +262,14 @@ def _read_one_position_late(name: str) -> Change:
     def rolled(both: Any, past: int) -> Any:
         return np.roll(both, 1, axis=-2)
 
-    replacement = joined(rolled, [name])
+    replacement = change_joined_past(rolled, [name])
 
     def change(problem: Problem) -> Problem | Form | None:
         if "past_key" in problem.inputs and OPERATIONS[problem.operation].has_projections:
             return Form(problem, replacement=replacement)
         if not has_heads(problem) or "rotary_cos" in problem.inputs or name not in problem.inputs:
             return None
-        return _with_joined_changed(problem, rolled, name) if queries_and_keys(problem.inputs)[1] > 1 else None
+        return _replace_joined_cache(problem, rolled, name) if queries_and_keys(problem.inputs)[1] > 1 else None
 
     return change
 
@@ -278,24 +278,24 @@ def _has_plain_heads(problem: Problem) -> bool:
     return has_heads(problem) and "query_norm" not in problem.inputs
 
 
-def _queries_as_keys(problem: Problem) -> Problem | None:
+def _swap_queries_and_keys(problem: Problem) -> Problem | None:
     unsupported = {"past_key", "rotary_cos", "key_factor"}
     is_plain = _has_plain_heads(problem) and problem.inputs.keys().isdisjoint(unsupported)
     return swap_inputs("query", "key")(problem) if is_plain else None
 
 
-def _last_column_zero(array: Any) -> Any:
+def _zero_last_column(array: Any) -> Any:
     return np.concatenate([array[..., :-1], np.zeros_like(array[..., -1:])], axis=-1) if array.shape[-1] > 1 else array
 
 
-def _last_key_dropped(problem: Problem) -> Problem | None:
+def _mask_last_key(problem: Problem) -> Problem | None:
     if OPERATIONS[problem.operation].has_parts or problem.operation in ("scoring", "softmax"):
         return None
     keys = queries_and_keys(problem.inputs)[1]
     return with_allowed(problem, np.arange(keys)[np.newaxis] < keys - 1) if keys > 1 else None
 
 
-def _with_lengths_as(pattern: Callable[[Any, Any, Any], Any]) -> Changed:
+def _replace_lengths_by_mask(pattern: Callable[[Any, Any, Any], Any]) -> Changed:
     """Replace key lengths by the mask ``pattern(lengths, query, key)``; None if it allows all, like ignored lengths."""
 
     def change(problem: Problem) -> Problem | None:
@@ -306,11 +306,11 @@ def _with_lengths_as(pattern: Callable[[Any, Any, Any], Any]) -> Changed:
     return change
 
 
-def _by_batch(lengths: Any) -> Any:
+def _as_batch_axis(lengths: Any) -> Any:
     return lengths.reshape(-1, 1, 1, 1)
 
 
-def _with_lengths_by_head(problem: Problem) -> Problem | None:
+def _apply_lengths_by_head(problem: Problem) -> Problem | None:
     lengths, query = problem.inputs["key_lengths"], problem.inputs.get("query", problem.inputs.get("scores"))
     if query is None or query.ndim < 4 or len(lengths) != query.shape[-3]:
         return None
@@ -318,7 +318,7 @@ def _with_lengths_by_head(problem: Problem) -> Problem | None:
     return with_allowed(problem.without_input("key_lengths"), allowed)
 
 
-def _batch_as_heads(name: str) -> Changed:
+def _swap_batch_and_head_axes(name: str) -> Changed:
     """Read (B, 1, ..) as (1, H, ..), or the other way round, if there are as many heads as batch entries."""
 
     def change(problem: Problem) -> Problem | None:
@@ -330,7 +330,7 @@ def _batch_as_heads(name: str) -> Changed:
     return change
 
 
-def _pattern(
+def _change_mask_pattern(
     of: Sequence[str], pattern: Callable[[Problem, Array, Array], Any], change: Callable[[Problem, Any], Problem]
 ) -> Changed:
     """Change a problem with the options ``of``, given the mask (Lq, Lk) of another pattern.
@@ -350,12 +350,19 @@ def _pattern(
 
 
 def within_window(problem: Problem, query: Array, key: Array) -> Any:
-    """Return the mask of a window for the given positions of queries and keys."""
+    """Return the mask of a window for the given positions of queries and keys.
+
+    Example:
+        >>> ones = {name: np.ones((1, 1, 3, 4)) for name in ("query", "key", "value")}
+        >>> problem = Problem("attention", {"window": (1, 0)}, ones)
+        >>> within_window(problem, np.arange(3)[:, np.newaxis], np.arange(3)).astype(int).tolist()
+        [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+    """
     rules = lowering.within_window(problem.options["window"], query, key)
     return reduce(np.logical_and, rules, np.ones(np.broadcast_shapes(query.shape, key.shape), np.bool_))
 
 
-def _with_window(change: Callable[[Any, Any], tuple[Any, Any]]) -> Changed:
+def _change_window(change: Callable[[Any, Any], tuple[Any, Any]]) -> Changed:
     """Replace the sides of a window; there is no window if both sides are unbounded."""
 
     def changed(problem: Problem) -> Problem | None:
@@ -368,16 +375,21 @@ def _with_window(change: Callable[[Any, Any], tuple[Any, Any]]) -> Changed:
     return changed
 
 
-def plus(side: int | None, steps: int) -> int | None:
-    """Return a side of a window moved by ``steps`` keys; None, an unbounded side, stays None."""
+def move_window_side(side: int | None, steps: int) -> int | None:
+    """Return a side of a window moved by ``steps`` keys; None, an unbounded side, stays None.
+
+    Example:
+        >>> move_window_side(2, -1), move_window_side(None, -1)
+        (1, None)
+    """
     return None if side is None else side + steps
 
 
-def _at_the_lengths_end(problem: Problem) -> Problem | None:
+def _align_at_key_lengths(problem: Problem) -> Problem | None:
     """Align causality and the window so that the last query is at the last key within its length."""
     if not (problem.options.get("is_causal") or problem.options.get("window")):
         return None
-    lengths, (queries, keys) = _by_batch(problem.inputs["key_lengths"]), queries_and_keys(problem.inputs)
+    lengths, (queries, keys) = _as_batch_axis(problem.inputs["key_lengths"]), queries_and_keys(problem.inputs)
     positions, key = np.arange(queries)[:, np.newaxis] + lengths - queries, np.arange(keys)
     allowed = (key < lengths) & np.asarray(not problem.options.get("is_causal") or key <= positions)
     if problem.options.get("window"):
@@ -386,7 +398,7 @@ def _at_the_lengths_end(problem: Problem) -> Problem | None:
     return with_allowed(plain.with_options(is_causal=False, window=None), allowed)
 
 
-_PLACES = (
+_POSITION_READINGS = (
     *(
         Reading(f"{name}-one-position-late", f"the {name} of the position before is read",
                 _read_one_position_late(name), name, stage)
@@ -394,49 +406,54 @@ _PLACES = (
     ),
     Reading("bias-one-key-late", "the bias of the key before is read",
             with_input("bias", lambda bias: np.roll(bias, 1, axis=-1)), "bias", "biased"),
-    Reading("query-and-key-exchanged", "queries are taken for keys, and the other way round", _queries_as_keys,
+    Reading("query-and-key-exchanged", "queries are taken for keys, and the other way round", _swap_queries_and_keys,
             stage=LOGITS[0]),
     *(
         Reading(f"last-{slug}-dropped", f"the last {says} is left out",
-                when_applicable(_has_plain_heads, with_each([name, f"past_{name}"], _last_column_zero)),
+                when_applicable(_has_plain_heads, with_each([name, f"past_{name}"], _zero_last_column)),
                 name, stage)
         for name, slug, says, stage in (
             ("query", "feature", "element of queries and keys", LOGITS[0]),
             ("value", "value-column", "column of the values", MEANS[0]),
         )
     ),
-    Reading("last-key-dropped", "no query sees the last key", _last_key_dropped),
+    Reading("last-key-dropped", "no query sees the last key", _mask_last_key),
     Reading("key-lengths-from-the-end", "key lengths count from the last key",
-            _with_lengths_as(lambda lengths, query, key: key >= len(key) - _by_batch(lengths)), "key_lengths"),
+            _replace_lengths_by_mask(lambda lengths, query, key: key >= len(key) - _as_batch_axis(lengths)),
+            "key_lengths"),
     Reading("key-lengths-of-queries", "key lengths are taken for those of queries, whose later ones see nothing",
-            _with_lengths_as(lambda lengths, query, key: (query < _by_batch(lengths)) & (key >= 0)), "key_lengths"),
+            _replace_lengths_by_mask(lambda lengths, query, key: (query < _as_batch_axis(lengths)) & (key >= 0)),
+            "key_lengths"),
     Reading("key-lengths-up-to-four", "key lengths are rounded up to whole tiles of four keys",
             lambda problem: problem.with_inputs(key_lengths=np.minimum(
                 -(-problem.inputs["key_lengths"] // 4) * 4, queries_and_keys(problem.inputs)[1]
             ).astype(problem.inputs["key_lengths"].dtype)), "key_lengths"),
     Reading("key-lengths-of-queries-too", "key lengths are taken for those of queries, too",
-            _with_lengths_as(
-                lambda lengths, query, key: (query < _by_batch(lengths)) & (key < _by_batch(lengths))
+            _replace_lengths_by_mask(
+                lambda lengths, query, key: (query < _as_batch_axis(lengths)) & (key < _as_batch_axis(lengths))
             ), "key_lengths"),
-    Reading("key-lengths-of-heads", "key lengths are those of heads, not of batch entries", _with_lengths_by_head,
+    Reading("key-lengths-of-heads", "key lengths are those of heads, not of batch entries", _apply_lengths_by_head,
             "key_lengths"),
     Reading("key-lengths-at-least-one", "a key length of 0 is taken for 1",
             with_input("key_lengths", lambda lengths: np.maximum(lengths, 1)), "key_lengths"),
     Reading("aligned-with-key-lengths", "causality or the window is aligned with the last key that counts",
-            _at_the_lengths_end, "key_lengths"),
+            _align_at_key_lengths, "key_lengths"),
     *(
         Reading(f"{name}-of-batch-for-heads", f"the {name} of batch entries is read as one of heads",
-                _batch_as_heads(name), name, stage)
+                _swap_batch_and_head_axes(name), name, stage)
         for name, stage in (("mask", "masked"), ("bias", "biased"))
     ),
-    Reading("mask-or-causality", "a key is seen that the mask or causality allows, where both must", _pattern(
-        ["is_causal"], lambda problem, query, key: key <= query, lambda problem, seen: problem.with_options(
-            is_causal=False).with_inputs(mask=problem.inputs["mask"] | seen)), "mask"),
-    Reading("window-or-causality", "a key is seen that the window or causality allows, where both must", _pattern(
-        ["is_causal"], lambda problem, query, key: (key <= query) | within_window(problem, query, key),
-        lambda problem, seen: with_allowed(problem.with_options(window=None, is_causal=False), seen)), "window"),
+    Reading("mask-or-causality", "a key is seen that the mask or causality allows, where both must",
+            _change_mask_pattern(["is_causal"], lambda problem, query, key: key <= query,
+                                 lambda problem, seen: problem.with_options(is_causal=False).with_inputs(
+                                     mask=problem.inputs["mask"] | seen)), "mask"),
+    Reading("window-or-causality", "a key is seen that the window or causality allows, where both must",
+            _change_mask_pattern(
+                ["is_causal"], lambda problem, query, key: (key <= query) | within_window(problem, query, key),
+                lambda problem, seen: with_allowed(problem.with_options(window=None, is_causal=False), seen)
+            ), "window"),
     *(
-        Reading(f"window-{slug}", says, _with_window(change), "window")
+        Reading(f"window-{slug}", says, _change_window(change), "window")
         for slug, says, change in (
             ("on-both-sides", "a window that is bounded on one side is bounded on both",
              lambda left, right: (right if left is None else left, left if right is None else right)),
@@ -449,13 +466,13 @@ _PLACES = (
             ("zero-as-open", "a side of 0 of the window is taken for one without a bound",
              lambda left, right: (left or None, right or None)),
             ("one-key-late", "the window of the next query is taken",
-             lambda left, right: (plus(left, -1), plus(right, 1))),
+             lambda left, right: (move_window_side(left, -1), move_window_side(right, 1))),
             ("one-key-early", "the window of the query before is taken",
-             lambda left, right: (plus(left, 1), plus(right, -1))),
+             lambda left, right: (move_window_side(left, 1), move_window_side(right, -1))),
         )
     ),
     *(
-        Reading(f"window-{slug}", says, _pattern(["window"], pattern, lambda problem, seen: with_allowed(
+        Reading(f"window-{slug}", says, _change_mask_pattern(["window"], pattern, lambda problem, seen: with_allowed(
             with_mask(problem).with_options(window=None), seen)), "window")
         for slug, says, pattern in (
             ("of-first-query", "the window of the first query is taken for all",
@@ -485,18 +502,18 @@ def _change_mask_rows(change: Callable[[Any, Any, Any, Any], Any]) -> Changed:
     return with_input("mask", changed)
 
 
-def _last_run(mask: Any, key: Any, first: Any, last: Any) -> Any:
+def _last_allowed_run(mask: Any, key: Any, first: Any, last: Any) -> Any:
     gap = np.where(~mask & (key <= last), key, -1).max(axis=-1, keepdims=True, initial=-1)
     return mask & (key > gap)
 
 
-def _mask_and_causal(problem: Problem) -> Problem | None:
+def _make_mask_causal(problem: Problem) -> Problem | None:
     (queries, keys), mask = queries_and_keys(problem.inputs), problem.inputs["mask"]
     has_rows = mask.ndim > 1 and mask.shape[-2] > 1
     return problem.with_inputs(mask=mask & np.tri(queries, keys, keys - queries, dtype=bool)) if has_rows else None
 
 
-_ROWS = (
+_MASK_ROW_READINGS = (
     *(
         Reading(f"mask-{slug}", says, _change_mask_rows(change), "mask")
         for slug, says, change in (
@@ -513,11 +530,18 @@ _ROWS = (
              lambda mask, key, first, last: mask & (key != last)),
             ("without-gaps", "each row of the mask is taken for all keys from its first to its last",
              lambda mask, key, first, last: (key >= first) & (key <= last)),
-            ("of-last-run", "of each row of the mask only the last run of keys is seen", _last_run),
+            ("of-last-run", "of each row of the mask only the last run of keys is seen", _last_allowed_run),
         )
     ),
-    Reading("mask-and-causal", "the mask is taken for causal: nothing behind the diagonal is seen", _mask_and_causal,
+    Reading("mask-and-causal", "the mask is taken for causal: nothing behind the diagonal is seen", _make_mask_causal,
             "mask"),
 )  # fmt: skip
 
-ENTRY_READINGS = (*_ENTRIES, *_GROUPS, *_OF_GROUPS, *_CACHED, *_PLACES, *_ROWS)
+ENTRY_READINGS = (
+    *_OTHER_ENTRY_READINGS,
+    *_GROUP_READINGS,
+    *_PER_HEAD_READINGS,
+    *_CACHE_READINGS,
+    *_POSITION_READINGS,
+    *_MASK_ROW_READINGS,
+)

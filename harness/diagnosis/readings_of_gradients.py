@@ -21,11 +21,11 @@ from attncheck.diagnosis.replaced_steps import (
     ApproximateStages,
     ReplacedStepContext,
     StepRule,
-    in_operations,
-    multiplied_stages,
-    powers,
-    replacement_by,
-    width_to,
+    if_operation,
+    multiply_failing_stages,
+    shape_factors,
+    step_replacement,
+    width_power,
 )
 from attncheck.judging.alternatives import Changed, Form, Number, Reading, number_readings, scale_of, set_to, without
 from attncheck.judging.truth import Truth
@@ -33,66 +33,66 @@ from attncheck.reading.problem import Problem
 from attncheck.spec import GRADIENTS, QUERY_KEY_VALUE, Shape
 from attncheck.spec.rounding import RoundingModel
 
-_ROUNDINGS = 8
+_ROUNDINGS_PER_STEP = 8
 """Number of roundings of one step in addition to those of its sum."""
 
 
 @dataclass(frozen=True, eq=False)
-class Inexact(Elementwise):
+class ApproximateArray(Elementwise):
     """Computed numbers: values in float64, and their largest possible errors."""
 
     value: Real
     error: Real
     rounding: RoundingModel
 
-    def made(self, value: Real, error: Real, terms: int = 0, size: Real | None = None) -> Inexact:
+    def with_roundings(self, value: Real, error: Real, terms: int = 0, size: Real | None = None) -> ApproximateArray:
         """Return the result of a step with its roundings added; ``size`` is the sum of the absolute terms of a sum."""
         rounding, whole = self.rounding, np.abs(value) + error + (0.0 if size is None else size)
-        rounded = (terms * rounding.accumulate_unit + _ROUNDINGS * rounding.coarsest_unit) * whole
-        underflow = (terms + _ROUNDINGS) * max(rounding.weight_underflow, rounding.output_underflow)
-        return Inexact(value, np.where(whole > 0, error + rounded + underflow, 0.0), rounding)
+        rounded = (terms * rounding.accumulate_unit + _ROUNDINGS_PER_STEP * rounding.coarsest_unit) * whole
+        underflow = (terms + _ROUNDINGS_PER_STEP) * max(rounding.weight_underflow, rounding.output_underflow)
+        return ApproximateArray(value, np.where(whole > 0, error + rounded + underflow, 0.0), rounding)
 
-    def __add__(self, addend: Inexact) -> Inexact:
-        return self.made(self.value + addend.value, self.error + addend.error, 0, np.abs(self.value))
+    def __add__(self, addend: ApproximateArray) -> ApproximateArray:
+        return self.with_roundings(self.value + addend.value, self.error + addend.error, 0, np.abs(self.value))
 
-    def __sub__(self, subtrahend: Inexact) -> Inexact:
-        return self + subtrahend.times(-1.0)
+    def __sub__(self, subtrahend: ApproximateArray) -> ApproximateArray:
+        return self + subtrahend.multiply_exact(-1.0)
 
-    def __mul__(self, factor: Inexact) -> Inexact:
+    def __mul__(self, factor: ApproximateArray) -> ApproximateArray:
         error = np.abs(self.value) * factor.error + self.error * (np.abs(factor.value) + factor.error)
-        return self.made(self.value * factor.value, error)
+        return self.with_roundings(self.value * factor.value, error)
 
-    def __matmul__(self, right: Inexact) -> Inexact:
+    def __matmul__(self, right: ApproximateArray) -> ApproximateArray:
         size = np.abs(right.value) + right.error
         error = np.abs(self.value) @ right.error + self.error @ size
         whole = (np.abs(self.value) + self.error) @ size
-        return self.made(self.value @ right.value, error, self.value.shape[-1], whole)
+        return self.with_roundings(self.value @ right.value, error, self.value.shape[-1], whole)
 
-    def times(self, factor: Any) -> Inexact:
+    def multiply_exact(self, factor: Any) -> ApproximateArray:
         """Multiply by exact numbers."""
-        return Inexact(self.value * factor, self.error * np.abs(factor), self.rounding)
+        return ApproximateArray(self.value * factor, self.error * np.abs(factor), self.rounding)
 
-    def sum(self, *axes: int) -> Inexact:
+    def sum(self, *axes: int) -> ApproximateArray:
         """Add up over axes, and keep them with length 1."""
         whole, error = (np.abs(self.value) + self.error).sum(axes, keepdims=True), self.error.sum(axes, keepdims=True)
         terms = self.value.size // max(1, whole.size)
-        return self.made(self.value.sum(axes, keepdims=True), error, terms, whole)
+        return self.with_roundings(self.value.sum(axes, keepdims=True), error, terms, whole)
 
-    def exp(self) -> Inexact:
+    def exp(self) -> ApproximateArray:
         """Return the exponentials; the exponential of minus infinity is 0."""
         value = np.exp(self.value)
-        return self.made(value, value * np.expm1(np.where(value > 0, self.error, 0.0)))
+        return self.with_roundings(value, value * np.expm1(np.where(value > 0, self.error, 0.0)))
 
-    def where(self, kept: Any, otherwise: float = 0.0) -> Inexact:
+    def where(self, kept: Any, otherwise: float = 0.0) -> ApproximateArray:
         """Replace the numbers that are not kept by an exact number."""
-        return Inexact(np.where(kept, self.value, otherwise), np.where(kept, self.error, 0.0), self.rounding)
+        return ApproximateArray(np.where(kept, self.value, otherwise), np.where(kept, self.error, 0.0), self.rounding)
 
 
-Step = Callable[["Backward"], Inexact]
+Step = Callable[["BackwardPass"], ApproximateArray]
 
 
 @dataclass(frozen=True, eq=False)
-class Backward:
+class BackwardPass:
     """A backward pass with ``changed`` steps; each step is computed when it is needed."""
 
     truth: Truth
@@ -100,43 +100,45 @@ class Backward:
     walk: Walk
     rounding: RoundingModel
     changed: Mapping[str, Step]
-    made: dict[str, Inexact] = field(default_factory=dict)
+    computed: dict[str, ApproximateArray] = field(default_factory=dict)
 
-    def __getitem__(self, name: str) -> Inexact:
-        if name not in self.made:
-            self.made[name] = (self.changed.get(name) or STEPS[name])(self)
-        return self.made[name]
+    def __getitem__(self, name: str) -> ApproximateArray:
+        if name not in self.computed:
+            self.computed[name] = (self.changed.get(name) or BACKWARD_STEPS[name])(self)
+        return self.computed[name]
 
-    def original(self, name: str) -> Inexact:
+    def original_step(self, name: str) -> ApproximateArray:
         """Return the original step, computed from the steps before it in this pass."""
-        return STEPS[name](self)
+        return BACKWARD_STEPS[name](self)
 
-    def node(self, name: str) -> Inexact:
+    def walk_step(self, name: str) -> ApproximateArray:
         """Return a step of the forward pass, or a backward step that depends on no other backward step."""
         state = self.walk.node(name)
         error = state.max_error if hasattr(state, "max_error") else state.bound(self.rounding).max_error
         value = np.asarray(state.value)
-        return Inexact(value, np.zeros_like(value) if error is None else error + np.zeros_like(value), self.rounding)
+        return ApproximateArray(
+            value, np.zeros_like(value) if error is None else error + np.zeros_like(value), self.rounding
+        )
 
     @property
     def heads(self) -> int:
         """The number of query heads."""
         return int(self.walk.node("query").value.shape[1])
 
-    def of_heads(self, name: str) -> Inexact:
+    def repeat_to_query_heads(self, name: str) -> ApproximateArray:
         """Return the keys or values of every query head."""
-        return self.node(name).mapped(lambda part: every_head(part, self.heads))
+        return self.walk_step(name).mapped(lambda part: every_head(part, self.heads))
 
-    def in_groups(self, gradient: Inexact, name: str) -> Inexact:
+    def split_into_groups(self, gradient: ApproximateArray, name: str) -> ApproximateArray:
         """Split the axis of query heads into groups: (B, H, ..) -> (B, Hkv, H / Hkv, ..)."""
         shared = self.walk.node(name).value.shape[1]
         return gradient.mapped(lambda part: part.reshape(len(part), shared, part.shape[1] // shared, *part.shape[2:]))
 
-    def added_up(self, name: str) -> Inexact:
+    def sum_over_group(self, name: str) -> ApproximateArray:
         """Add up the gradients of the query heads of each group."""
-        return self.in_groups(self[f"{name} by head"], name).sum(2).mapped(lambda part: part[:, :, 0])
+        return self.split_into_groups(self[f"{name} by head"], name).sum(2).mapped(lambda part: part[:, :, 0])
 
-    def kept(self, change: Changed | None = None) -> Any:
+    def allowed_mask(self, change: Changed | None = None) -> Any:
         """Return the mask, (B, H, Lq, Lk), of the call or of the changed call."""
         call = self.truth.judged.problem.as_call()
         changed_call = call if change is None else change(call)
@@ -144,143 +146,151 @@ class Backward:
         kept = None if changed_call is None else Computation.as_given(changed_call.canonical()).kept(shape)
         return np.ones(shape, np.bool_) if kept is None else kept
 
-    def weights_from(self, logits: Inexact) -> Inexact:
+    def recompute_weights(self, logits: ApproximateArray) -> ApproximateArray:
         """Compute the weights from logits and log_sum_exp; a row without a key has weights of 0."""
         totals = self["log_sum_exp"].mapped(lambda part: part[..., np.newaxis])
         has_key = np.isfinite(totals.value)
         return (logits - totals.where(has_key)).exp().where(has_key)
 
 
-def _transposed(array: Inexact) -> Inexact:
+def _transpose(array: ApproximateArray) -> ApproximateArray:
     return array.mapped(lambda part: np.swapaxes(part, -1, -2))
 
 
-def _bias_shape_and_axes(step: Backward, logits: Inexact) -> tuple[Shape, tuple[int, ...]]:
+def _bias_shape_and_axes(step: BackwardPass, logits: ApproximateArray) -> tuple[Shape, tuple[int, ...]]:
     """Return the shape of the bias, and the axes along which it was broadcast."""
     shape = step.truth.exact["grad_bias"].high.shape
     return shape, spread_over(shape, logits.value.ndim)[1]
 
 
-def _bias_gradient(step: Backward, logits: Inexact) -> Inexact:
+def _bias_gradient(step: BackwardPass, logits: ApproximateArray) -> ApproximateArray:
     shape, axes = _bias_shape_and_axes(step, logits)
     return (logits.sum(*axes) if axes else logits).mapped(lambda part: part.reshape(shape))
 
 
-STEPS: Mapping[str, Step] = {
-    "log_sum_exp": lambda step: step.node("log_sum_exp"),
-    "weights": lambda step: step.node("backward_weights"),
+BACKWARD_STEPS: Mapping[str, Step] = {
+    "log_sum_exp": lambda step: step.walk_step("log_sum_exp"),
+    "weights": lambda step: step.walk_step("backward_weights"),
     "weights of values": lambda step: step["weights"],
-    "mean": lambda step: (step["weights"] * step.node("grad_weights")).sum(-1),
-    "logits behind a fill": lambda step: step["weights"] * (step.node("grad_weights") - step["mean"]),
+    "mean": lambda step: (step["weights"] * step.walk_step("grad_weights")).sum(-1),
+    "logits behind a fill": lambda step: step["weights"] * (step.walk_step("grad_weights") - step["mean"]),
     "logits": lambda step: step["logits behind a fill"].mapped(lambda part: through_mask(step.problem, part)),
-    "slope": lambda step: step.node("slope"),
-    "products": lambda step: (step["logits"] * step["slope"]).times(factor_of(step.problem)),
-    "key by head": lambda step: _transposed(step["products"]) @ step.node("query"),
-    "value by head": lambda step: _transposed(step["weights of values"]) @ step.node("grad_output"),
-    "of query": lambda step: step["products"] @ step.of_heads("key"),
-    "of key": lambda step: step.added_up("key"),
-    "of value": lambda step: step.added_up("value"),
+    "slope": lambda step: step.walk_step("slope"),
+    "products": lambda step: (step["logits"] * step["slope"]).multiply_exact(factor_of(step.problem)),
+    "key by head": lambda step: _transpose(step["products"]) @ step.walk_step("query"),
+    "value by head": lambda step: _transpose(step["weights of values"]) @ step.walk_step("grad_output"),
+    "of query": lambda step: step["products"] @ step.repeat_to_query_heads("key"),
+    "of key": lambda step: step.sum_over_group("key"),
+    "of value": lambda step: step.sum_over_group("value"),
     "of bias": lambda step: _bias_gradient(step, step["logits"]),
 }
 """Name of each step of a backward pass -> its computation from earlier steps."""
 
 
-def backward(changed: Mapping[str, Step], applies: Callable[[Backward], bool]) -> StepRule:
+def replace_backward_steps(changed: Mapping[str, Step], applies: Callable[[BackwardPass], bool]) -> StepRule:
     """Return the gradients of a backward pass with changed steps; none if ``applies`` is false for it."""
 
-    def follow(at: ReplacedStepContext) -> ApproximateStages:
+    def compute_stages(at: ReplacedStepContext) -> ApproximateStages:
         truth, rounding = at.truth, at.rounding
         known = truth.of_readings.setdefault("backward", {})
         if rounding not in known:
-            known[rounding] = Backward(truth, at.stages.wide_computation, at.walk({}), rounding, {})
-        problem, step = known[rounding].problem, replace(known[rounding], changed=changed, made={})
+            known[rounding] = BackwardPass(truth, at.stages.wide_computation, at.walk({}), rounding, {})
+        problem, step = known[rounding].problem, replace(known[rounding], changed=changed, computed={})
         if problem.added_keys or not {"sinks", "query_cos"}.isdisjoint(problem.inputs) or not applies(step):
             return {}
         names = {stage: f"of {stage.removeprefix('grad_')}" for stage in truth.exact}
-        gradients = {stage: step[name] for stage, name in names.items() if name in STEPS}
+        gradients = {stage: step[name] for stage, name in names.items() if name in BACKWARD_STEPS}
         return {stage: (gradient.value, gradient.error) for stage, gradient in gradients.items()}
 
-    return follow
+    return compute_stages
 
 
-_ANYTHING: Callable[[Backward], bool] = lambda step: True  # noqa: E731
+_ALWAYS: Callable[[BackwardPass], bool] = lambda step: True  # noqa: E731
 
 
-def _reading(
+def _backward_reading(
     name: str, says: str, changed: Mapping[str, Step], of: str = "", stage: str = "grad_query",
-    applies: Callable[[Backward], bool] = _ANYTHING,
+    applies: Callable[[BackwardPass], bool] = _ALWAYS,
 ) -> Reading:  # fmt: skip
     """Return the reading in which steps of a backward pass are replaced."""
-    replacement = replacement_by(backward(changed, applies))
+    replacement = step_replacement(replace_backward_steps(changed, applies))
 
     def change(problem: Problem) -> Form | None:
-        return Form(problem, replacement=replacement) if problem.operation in _GRADIENTS else None
+        return Form(problem, replacement=replacement) if problem.operation in _GRADIENT_OPERATIONS else None
 
     return Reading(name, says, change, of, stage)
 
 
-def _weights_masked_by(change: Changed) -> Mapping[str, Step]:
+def _weights_with_mask(change: Changed) -> Mapping[str, Step]:
     """Recompute the weights from scores with another mask."""
-    return {"weights": lambda step: step.weights_from(step.node("biased").where(step.kept(change), -np.inf))}
+    return {
+        "weights": lambda step: step.recompute_weights(
+            step.walk_step("biased").where(step.allowed_mask(change), -np.inf)
+        )
+    }
 
 
-def _weights_causal_to(steps: int) -> Mapping[str, Step]:
+def _weights_with_causal_offset(steps: int) -> Mapping[str, Step]:
     """Recompute the weights with keys up to ``steps`` after the query's position."""
 
-    def weights(step: Backward) -> Inexact:
-        kept = step.kept(set_to(is_causal=False))
+    def weights(step: BackwardPass) -> ApproximateArray:
+        kept = step.allowed_mask(set_to(is_causal=False))
         offset = kept.shape[-1] - kept.shape[-2] if "past_key" in step.problem.inputs else 0
         distance = np.arange(kept.shape[-1]) - np.arange(kept.shape[-2])[:, np.newaxis] - offset
-        return step.weights_from(step.node("biased").where(kept & (distance <= steps), -np.inf))
+        return step.recompute_weights(step.walk_step("biased").where(kept & (distance <= steps), -np.inf))
 
     return {"weights": weights}
 
 
-def _weights_without_bias(step: Backward) -> Inexact:
-    biased = step.node("biased").value
-    return step.weights_from(step.node("capped").where(step.kept() & (biased > -np.inf), -np.inf))
+def _weights_without_bias(step: BackwardPass) -> ApproximateArray:
+    biased = step.walk_step("biased").value
+    return step.recompute_weights(step.walk_step("capped").where(step.allowed_mask() & (biased > -np.inf), -np.inf))
 
 
-def _weights_without_softcap(step: Backward) -> Inexact:
-    bias = step.node("biased") - step.node("capped")
-    return step.weights_from((bias + step.node("scores")).where(step.kept(), -np.inf))
+def _weights_without_softcap(step: BackwardPass) -> ApproximateArray:
+    bias = step.walk_step("biased") - step.walk_step("capped")
+    return step.recompute_weights((bias + step.walk_step("scores")).where(step.allowed_mask(), -np.inf))
 
 
-def _unnormalised_weights(step: Backward) -> Inexact:
-    logits = step.node("masked")
+def _unnormalised_weights(step: BackwardPass) -> ApproximateArray:
+    logits = step.walk_step("masked")
     highest = logits.value.max(-1, keepdims=True, initial=-np.inf)
-    return (logits - logits.made(np.where(np.isfinite(highest), highest, 0.0), np.zeros_like(highest))).exp()
+    return (logits - logits.with_roundings(np.where(np.isfinite(highest), highest, 0.0), np.zeros_like(highest))).exp()
 
 
 def _softcap_slope(change: Callable[[Real, float], Real], of: str) -> Mapping[str, Step]:
     """Replace the slope of the softcap by ``change(scores, softcap)``; ``of`` names the stage of these scores."""
 
-    def slope(step: Backward) -> Inexact:
-        scores, cap = step.node(of), float(step.problem.options["softcap"])
+    def slope(step: BackwardPass) -> ApproximateArray:
+        scores, cap = step.walk_step(of), float(step.problem.options["softcap"])
         value = change(scores.value, cap)
         steep = 2 * (np.abs(scores.value) + scores.error) / cap**2 + 1 / abs(cap)
-        return scores.made(value, np.broadcast_to(scores.error, scores.value.shape) * steep, 1, 1 + np.abs(value))
+        return scores.with_roundings(
+            value, np.broadcast_to(scores.error, scores.value.shape) * steep, 1, 1 + np.abs(value)
+        )
 
     return {"slope": slope}
 
 
-def _slope_of_all(step: Backward) -> Inexact:
+def _slope_of_all_scores(step: BackwardPass) -> ApproximateArray:
     """Return the slope of every score, including those that a fill replaced."""
     if cap_of(step.problem) is not None:
         return _softcap_slope(lambda scores, cap: 1 - (scores / cap) ** 2, "capped")["slope"](step)
-    return step.original("slope").mapped(np.zeros_like).made(np.ones((1, 1)), np.zeros((1, 1)))
+    return step.original_step("slope").mapped(np.zeros_like).with_roundings(np.ones((1, 1)), np.zeros((1, 1)))
 
 
-def _group_gradients(change: Callable[[Inexact], Inexact], *names: str) -> Mapping[str, Step]:
+def _combine_group_gradients(change: Callable[[ApproximateArray], ApproximateArray], *names: str) -> Mapping[str, Step]:
     """Combine the gradients of a group's query heads (B, Hkv, H / Hkv, ..) in another way."""
 
     def of_name(name: str) -> Step:
-        return lambda step: change(step.in_groups(step[f"{name} by head"], name)).mapped(lambda part: part[:, :, 0])
+        return lambda step: change(step.split_into_groups(step[f"{name} by head"], name)).mapped(
+            lambda part: part[:, :, 0]
+        )
 
     return {f"of {name}": of_name(name) for name in names or ("key", "value")}
 
 
-def _as_if_tiled(grouped: Inexact) -> Inexact:
+def _sum_tiled_heads(grouped: ApproximateArray) -> ApproximateArray:
     """Add up heads as if they were tiled: query head h belongs to key head h % Hkv."""
 
     def tiled(part: Real) -> Real:
@@ -290,55 +300,50 @@ def _as_if_tiled(grouped: Inexact) -> Inexact:
     return grouped.mapped(tiled).sum(2)
 
 
-def _has_groups(step: Backward) -> bool:
+def _has_groups(step: BackwardPass) -> bool:
     return bool(step.heads != step.walk.node("key").value.shape[1])
 
 
-def _divided_by(number: Callable[[Backward], float], name: str) -> Step:
-    return lambda step: step.original(name).times(1 / max(1.0, number(step)))
+def _divide_step_by(number: Callable[[BackwardPass], float], name: str) -> Step:
+    return lambda step: step.original_step(name).multiply_exact(1 / max(1.0, number(step)))
 
 
-def _first_bias_entry(step: Backward) -> Inexact:
+def _first_bias_entry(step: BackwardPass) -> ApproximateArray:
     shape, axes = _bias_shape_and_axes(step, step["logits"])
     first = tuple(slice(1) if axis in axes else slice(None) for axis in range(step["logits"].value.ndim))
     return step["logits"].mapped(lambda part: part[first].reshape(shape))
 
 
-def _bias_over_heads(step: Backward) -> Inexact:
+def _bias_gradient_with_swapped_axes(step: BackwardPass) -> ApproximateArray:
     logits = step["logits"]
     return _bias_gradient(step, logits.mapped(lambda part: part.swapaxes(0, 1)))
 
 
-def _is_square(step: Backward) -> bool:
-    """Return whether there are as many heads as batch entries."""
-    batch, heads = step.walk.node("query").value.shape[:2]
-    return bool(batch == heads)
-
-
-def _zero_beyond_first_entry(name: str) -> Step:
-    def change(step: Backward) -> Inexact:
-        gradient = step.original(name)
+def _keep_first_batch_entry(name: str) -> Step:
+    def change(step: BackwardPass) -> ApproximateArray:
+        gradient = step.original_step(name)
         first = np.arange(len(gradient.value)) == 0
         return gradient.where(first.reshape(-1, *[1] * (gradient.value.ndim - 1)))
 
     return change
 
 
-def _heads_and_keys_swapped(name: str) -> Step:
-    def change(step: Backward) -> Inexact:
-        gradient = step.original(name)
+def _swap_heads_and_positions(name: str) -> Step:
+    def change(step: BackwardPass) -> ApproximateArray:
+        gradient = step.original_step(name)
         is_square = gradient.value.shape[1] == gradient.value.shape[2]
         return gradient.mapped(lambda part: part.swapaxes(1, 2)) if is_square else gradient
 
     return change
 
 
-_GRADIENTS = ("attention_gradients",)
+_GRADIENT_OPERATIONS = ("attention_gradients",)
 _OPERANDS = tuple(f"of {name}" for name in QUERY_KEY_VALUE)
-_STEPS = (
+_STEP_READINGS = (
     *(
-        _reading(f"{name}-ignored-on-the-way-back", f"the backward pass makes its weights again without {called}",
-                 _weights_masked_by(change), of)
+        _backward_reading(f"{name}-ignored-on-the-way-back",
+                 f"the backward pass makes its weights again without {called}",
+                 _weights_with_mask(change), of)
         for name, called, of, change in (
             ("mask", "the mask", "mask", without("mask")),
             ("window", "the window", "window", set_to(window=None)),
@@ -346,42 +351,49 @@ _STEPS = (
             ("causality", "causality", "is_causal", set_to(is_causal=False)),
         )
     ),
-    _reading("bias-ignored-on-the-way-back", "the backward pass makes its weights again without the bias",
+    _backward_reading("bias-ignored-on-the-way-back", "the backward pass makes its weights again without the bias",
              {"weights": _weights_without_bias}, "bias"),
-    _reading("softcap-ignored-on-the-way-back", "the backward pass makes its weights again without the softcap",
+    _backward_reading("softcap-ignored-on-the-way-back",
+             "the backward pass makes its weights again without the softcap",
              {"weights": _weights_without_softcap}, "softcap"),
     *(
-        _reading(f"causal-{name}-on-the-way-back", f"causality is off by one in the backward pass: {says}",
-                 _weights_causal_to(steps), "is_causal")
+        _backward_reading(f"causal-{name}-on-the-way-back", f"causality is off by one in the backward pass: {says}",
+                 _weights_with_causal_offset(steps), "is_causal")
         for name, says, steps in (("next-key", "j <= i + 1", 1), ("without-own-key", "j < i", -1))
     ),
-    _reading("log-sum-exp-of-base-2-on-the-way-back", "the backward pass reads log_sum_exp in base 2",
-             {"weights": lambda step: step.weights_from(step.node("masked")),
-              "log_sum_exp": lambda step: step.node("log_sum_exp").times(1 / np.log(2))}),
-    _reading("value-gradient-unnormalised", "the gradient of the values is that of weights that are not normalised",
+    _backward_reading("log-sum-exp-of-base-2-on-the-way-back", "the backward pass reads log_sum_exp in base 2",
+             {"weights": lambda step: step.recompute_weights(step.walk_step("masked")),
+              "log_sum_exp": lambda step: step.walk_step("log_sum_exp").multiply_exact(1 / np.log(2))}),
+    _backward_reading("value-gradient-unnormalised",
+             "the gradient of the values is that of weights that are not normalised",
              {"weights of values": _unnormalised_weights}, stage="grad_value"),
-    _reading("value-gradient-without-fills", "values whose scores a fill took the place of get no gradient",
-             {"weights of values": lambda step: step["weights"].where(step.kept())}, "mask_fill", "grad_value"),
-    _reading("gradient-through-fill", "the gradient goes through a score that a fill took the place of",
-             {"logits": lambda step: step["logits behind a fill"], "slope": _slope_of_all}, "mask_fill"),
+    _backward_reading("value-gradient-without-fills", "values whose scores a fill took the place of get no gradient",
+             {"weights of values": lambda step: step["weights"].where(step.allowed_mask())}, "mask_fill", "grad_value"),
+    _backward_reading("gradient-through-fill", "the gradient goes through a score that a fill took the place of",
+             {"logits": lambda step: step["logits behind a fill"], "slope": _slope_of_all_scores}, "mask_fill"),
     *(
-        _reading(f"softmax-gradient-{slug}", f"in the gradient of the softmax, p (dp - sum p dp), {says}", changed)
+        _backward_reading(f"softmax-gradient-{slug}",
+                 f"in the gradient of the softmax, p (dp - sum p dp), {says}", changed)
         for slug, says, changed in (
-            ("without-mean", "the sum is missing", {"mean": lambda step: step.original("mean").times(0.0)}),
+            ("without-mean", "the sum is missing",
+             {"mean": lambda step: step.original_step("mean").multiply_exact(0.0)}),
             ("averaged", "the mean over the keys is taken for the sum",
-             {"mean": _divided_by(lambda step: step.walk.node("masked").value.shape[-1], "mean")}),
+             {"mean": _divide_step_by(lambda step: step.walk.node("masked").value.shape[-1], "mean")}),
             ("over-queries", "the sum runs over the queries",
-             {"mean": lambda step: (step["weights"] * step.node("grad_weights")).sum(-2)}),
-            ("unweighted", "the mean of dp is taken for the sum", {"mean": lambda step: step.node("grad_weights").sum(
-                -1).times(1 / max(1, step.walk.node("masked").value.shape[-1]))}),
+             {"mean": lambda step: (step["weights"] * step.walk_step("grad_weights")).sum(-2)}),
+            ("unweighted", "the mean of dp is taken for the sum", {
+                "mean": lambda step: step.walk_step("grad_weights").sum(-1).multiply_exact(
+                    1 / max(1, step.walk.node("masked").value.shape[-1]))}),
             ("without-weights", "the factor p is missing", {"logits behind a fill": lambda step: (
-                step.node("grad_weights") - step["mean"]).where(step["weights"].value != 0)}),
+                step.walk_step("grad_weights") - step["mean"]).where(step["weights"].value != 0)}),
         )
     ),
-    _reading("gradients-of-query-and-key-zero", "no gradient goes through the softmax: those of query and key are zero",
-             {"logits": lambda step: step.original("logits").times(0.0)}),
+    _backward_reading("gradients-of-query-and-key-zero",
+             "no gradient goes through the softmax: those of query and key are zero",
+             {"logits": lambda step: step.original_step("logits").multiply_exact(0.0)}),
     *(
-        _reading(f"softcap-slope-{slug}", f"the slope of the softcap is {says}", _softcap_slope(change, of), "softcap")
+        _backward_reading(f"softcap-slope-{slug}",
+                 f"the slope of the softcap is {says}", _softcap_slope(change, of), "softcap")
         for slug, says, change, of in (
             ("missing", "left out", lambda scores, cap: np.ones_like(scores), "capped"),
             ("not-squared", "1 - t for 1 - t^2", lambda scores, cap: 1 - scores / cap, "capped"),
@@ -390,34 +402,37 @@ _STEPS = (
         )
     ),
     *(
-        _reading(f"group-gradient-{slug}", f"gradients of keys and values are {says}", _group_gradients(change),
+        _backward_reading(f"group-gradient-{slug}", f"gradients of keys and values are {says}",
+                 _combine_group_gradients(change),
                  stage="grad_key", applies=_has_groups)
         for slug, says, change in (
-            ("as-if-tiled", "added up over query heads h % Hkv, as if heads were tiled", _as_if_tiled),
+            ("as-if-tiled", "added up over query heads h % Hkv, as if heads were tiled", _sum_tiled_heads),
             ("of-first-head", "those of the first query head of each group",
              lambda grouped: grouped.mapped(lambda part: part[:, :, :1])),
             ("without-last-head", "added up without the last query head of each group",
              lambda grouped: grouped.mapped(lambda part: part[:, :, :-1]).sum(2)),
             ("averaged", "the mean over the query heads of each group",
-             lambda grouped: grouped.sum(2).times(1 / grouped.value.shape[2])),
+             lambda grouped: grouped.sum(2).multiply_exact(1 / grouped.value.shape[2])),
         )
     ),
-    _reading("value-gradient-as-if-tiled", "the gradient of the values is added up as if heads were tiled",
-             _group_gradients(_as_if_tiled, "value"), stage="grad_value", applies=_has_groups),
-    _reading("gradients-of-first-batch-entry-alone", "gradients are zero beyond the first batch entry",
-             {name: _zero_beyond_first_entry(name) for name in _OPERANDS},
+    _backward_reading("value-gradient-as-if-tiled", "the gradient of the values is added up as if heads were tiled",
+             _combine_group_gradients(_sum_tiled_heads, "value"), stage="grad_value", applies=_has_groups),
+    _backward_reading("gradients-of-first-batch-entry-alone", "gradients are zero beyond the first batch entry",
+             {name: _keep_first_batch_entry(name) for name in _OPERANDS},
              applies=lambda step: len(step.walk.node("query").value) > 1),
-    _reading("gradients-with-heads-and-keys-swapped", "heads and positions of the gradients of keys and values are "
-             "swapped", {name: _heads_and_keys_swapped(name) for name in _OPERANDS[1:]}, stage="grad_key"),
+    _backward_reading("gradients-with-heads-and-keys-swapped",
+             "heads and positions of the gradients of keys and values are "
+             "swapped", {name: _swap_heads_and_positions(name) for name in _OPERANDS[1:]}, stage="grad_key"),
     *(
-        _reading(f"bias-gradient-{slug}", f"the gradient of the bias is {says}", {"of bias": change}, "bias",
+        _backward_reading(f"bias-gradient-{slug}", f"the gradient of the bias is {says}", {"of bias": change}, "bias",
                  "grad_bias", applies)
         for slug, says, change, applies in (
             ("averaged", "the mean over the axes along which it is spread, not the sum",
-             _divided_by(lambda step: step["logits"].value.size / step.truth.exact["grad_bias"].high.size, "of bias"),
-             _ANYTHING),
-            ("of-first", "that of the first entry of each axis along which it is spread", _first_bias_entry, _ANYTHING),
-            ("of-batch-for-heads", "added up over heads for batch entries", _bias_over_heads, _is_square),
+             _divide_step_by(lambda step: step["logits"].value.size / step.truth.exact["grad_bias"].high.size,
+                             "of bias"), _ALWAYS),
+            ("of-first", "that of the first entry of each axis along which it is spread", _first_bias_entry, _ALWAYS),
+            ("of-batch-for-heads", "added up over heads for batch entries",
+             _bias_gradient_with_swapped_axes, lambda step: len(set(step.walk.node("query").value.shape[:2])) == 1),
             ("through-softcap", "multiplied by the slope of the softcap",
              lambda step: _bias_gradient(step, step["logits"] * step["slope"]),
              lambda step: cap_of(step.problem) is not None),
@@ -426,36 +441,41 @@ _STEPS = (
 )  # fmt: skip
 
 
-def _multiples(
+def _multiple_readings(
     stages: Sequence[str], answer: str, *rows: Number, of: str = "", called: str = "{stage}"
 ) -> tuple[Reading, ...]:
     """Return readings in which gradients are multiplied by a number."""
-    gradient_rows = tuple((name, words, in_operations(_GRADIENTS, number)) for name, words, number in rows)
+    gradient_rows = tuple((name, words, if_operation(_GRADIENT_OPERATIONS, number)) for name, words, number in rows)
     return number_readings(
-        lambda words: f"the {called} {words}", answer, gradient_rows, multiplied_stages(*stages), of=of, stage=stages[0]
+        lambda words: f"the {called} {words}",
+        answer,
+        gradient_rows,
+        multiply_failing_stages(*stages),
+        of=of,
+        stage=stages[0],
     )
 
 
-_MULTIPLES = (
-    *_multiples(
+_MULTIPLE_READINGS = (
+    *_multiple_readings(
         ["grad_query", "grad_key"], "gradients times",
         ("gradients-unscaled", "lacks the scale", lambda problem: 1 / (scale_of(problem) or 1.0)),
         ("gradients-scaled-twice", "is scaled twice", scale_of),
-        *powers("gradients", "root-of-width", "sqrt(D)", width_to(0.5)),
-        *powers("gradients", "width", "D", width_to(1)),
+        *shape_factors("gradients", "root-of-width", "sqrt(D)", width_power(0.5)),
+        *shape_factors("gradients", "width", "D", width_power(1)),
     ),
     *(
         reading
         for name in (stage.removeprefix("grad_") for stage in GRADIENTS)
-        for reading in _multiples(
+        for reading in _multiple_readings(
             [f"grad_{name}"], f"gradient of {name} times",
             (f"gradient-of-{name}-zero", "is zero", lambda problem: 0.0), of=name,
         )
     ),
-    *_multiples(
+    *_multiple_readings(
         ["grad_bias"], "gradient of the bias times",
         ("bias-gradient-scaled", "is scaled like that of the scores", scale_of),
         of="bias", called="gradient of the bias",
     ),
 )  # fmt: skip
-GRADIENT_READINGS = (*_MULTIPLES, *_STEPS)
+GRADIENT_READINGS = (*_MULTIPLE_READINGS, *_STEP_READINGS)

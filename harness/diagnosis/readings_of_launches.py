@@ -31,27 +31,28 @@ from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import LOGITS, MEANS, OPERATIONS
 
-_BATCH = -4
+_BATCH_AXIS = -4
 """The axis of batch entries."""
-_TILES = (4, 8, 16, 32, 64, 128)
-_UNDERFLOW = {"float64": -745.2, "float32": -104.0}
+_TILE_SIZES = (4, 8, 16, 32, 64, 128)
+"""Tile sizes of kernels: each gives a form of the readings about tiles, and costs one distance per case."""
+_EXP_UNDERFLOW = {"float64": -745.2, "float32": -104.0}
 """Below this an exponential is 0: it is less than half of the smallest denormal number."""
-_FINITE_BOTTOMS = (-5e4, -1e4)
+_FINITE_MINUS_INFINITIES = (-5e4, -1e4)
 """Numbers below which a kernel may take a score for minus infinity."""
 
 
-def _writes_heads(problem: Problem) -> bool:
+def _has_output_heads(problem: Problem) -> bool:
     """Return whether the output has heads, and the values are an input that is not quantised."""
     is_plain = has_heads(problem) and "value" in problem.inputs and "value_shift" not in problem.inputs
     return is_plain and not OPERATIONS[problem.operation].has_gradients
 
 
-def _with_values(problem: Problem, change: Callable[[Any], Any]) -> Problem:
+def _change_values(problem: Problem, change: Callable[[Any], Any]) -> Problem:
     names = [name for name in ("value", "past_value") if name in problem.inputs]
     return problem.with_inputs(**{name: change(problem.inputs[name]) for name in names})
 
 
-def _with_zeros_at(array: Any, place: tuple[Any, ...]) -> Any:
+def _set_zeros_at(array: Any, place: tuple[Any, ...]) -> Any:
     changed = array.copy()
     changed[place] = 0
     return changed
@@ -60,11 +61,11 @@ def _with_zeros_at(array: Any, place: tuple[Any, ...]) -> Any:
 # Who may attend to whom.
 
 
-def _causal_rows(row: Callable[[Any, Problem], Any], is_told: Callable[[Problem], object]) -> Change:
+def _change_causal_rows(row: Callable[[Any, Problem], Any], applies: Callable[[Problem], object]) -> Change:
     """Return a change of the row of a query in causality, to ``row(row, problem)``; None unless ``is_told``."""
 
     def change(problem: Problem) -> Problem | None:
-        if not is_told(problem):
+        if not applies(problem):
             return None
         queries, keys = queries_and_keys(problem.inputs)
         rows = row(np.asarray(query_positions(problem.options, problem.inputs, np.arange(queries))), problem)
@@ -77,19 +78,19 @@ def _group_size(problem: Problem) -> int:
     return int(problem.inputs["query"].shape[-3] // problem.inputs["key"].shape[-3]) if has_heads(problem) else 1
 
 
-def _has_more_than(tile: int) -> Callable[[Problem], bool]:
-    return lambda problem: queries_and_keys(problem.inputs)[1] > tile
-
-
-_CAUSALITY = (
+_CAUSALITY_READINGS = (
     Reading("causal-rows-over-group", "causality divides the row of a query by the number of heads that share keys",
-            _causal_rows(lambda row, problem: row // _group_size(problem), lambda problem: _group_size(problem) > 1),
-            "is_causal"),
+            _change_causal_rows(
+                lambda row, problem: row // _group_size(problem), lambda problem: _group_size(problem) > 1
+            ), "is_causal"),
     *(
         Reading(f"causal-by-tiles-of-{tile}", f"causality is that of the last one of {tile} queries",
-                _causal_rows(lambda row, problem, tile=tile: row // tile * tile + tile - 1, _has_more_than(tile)),  # type: ignore[misc]
+                _change_causal_rows(
+                    lambda row, problem, tile=tile: row // tile * tile + tile - 1,  # type: ignore[misc]
+                    lambda problem, tile=tile: queries_and_keys(problem.inputs)[1] > tile,  # type: ignore[misc]
+                ),
                 "is_causal")
-        for tile in _TILES[:-1]
+        for tile in _TILE_SIZES[:-1]
     ),
 )  # fmt: skip
 
@@ -102,7 +103,7 @@ def _merge_hidden_parts(size: int) -> Changed:
 
     def change(problem: Problem) -> Problem | None:
         is_small = score_elements(problem.operation, problem.options, problem.inputs) <= MAX_AT_A_TIME
-        if not _writes_heads(problem) or not is_small or "key_factor" in problem.inputs:
+        if not _has_output_heads(problem) or not is_small or "key_factor" in problem.inputs:
             return None
         plain = canonical_with_empty_rows(problem)
         shape = scores_shape(plain)
@@ -111,12 +112,12 @@ def _merge_hidden_parts(size: int) -> Changed:
             return None
         allowed = np.broadcast_to(allowed, shape)
         hidden = ~np.logical_or.reduceat(allowed, np.arange(0, shape[-1], size), axis=-1)
-        return _with_empty_keys(plain, allowed, hidden) if hidden.any() else None
+        return _append_empty_keys(plain, allowed, hidden) if hidden.any() else None
 
     return change
 
 
-def _with_empty_keys(plain: Problem, allowed: Any, counted: Any) -> Problem:
+def _append_empty_keys(plain: Problem, allowed: Any, counted: Any) -> Problem:
     """Return a folded problem with further keys of score 0 and value 0, which ``counted`` queries attend to."""
     more, keys = counted.shape[-1], allowed.shape[-1]
     others = {"mask": np.concatenate([allowed, counted], axis=-1)}
@@ -134,7 +135,7 @@ def _with_empty_keys(plain: Problem, allowed: Any, counted: Any) -> Problem:
     return plain.with_options(is_causal=False).with_inputs(**others)
 
 
-_PARTS = tuple(
+_PART_READINGS = tuple(
     Reading(f"hidden-parts-of-{size}-merged",
             f"parts of {size} keys of which a query may attend to none are merged, with a log-sum-exp of 0",
             _merge_hidden_parts(size), stage="weights")
@@ -145,82 +146,84 @@ _PARTS = tuple(
 # What is never written, or read.
 
 
-def _columns_unwritten(problem: Problem) -> Iterator[Form]:
+def _zero_last_columns(problem: Problem) -> Iterator[Form]:
     width = problem.inputs["value"].shape[-1]
-    for first in sorted({width // 2, *_TILES[2:]}):
+    for first in sorted({width // 2, *_TILE_SIZES[2:]}):
         if 1 < first < width - 1:
             place = np.s_[..., first:]
-            changed = _with_values(problem, lambda value, place=place: _with_zeros_at(value, place))  # type: ignore[misc]
+            changed = _change_values(problem, lambda value, place=place: _set_zeros_at(value, place))  # type: ignore[misc]
             yield Form(changed, {"first": str(first)})
 
 
-def _tiles_over_first_columns(problem: Problem) -> Iterator[Form]:
+def _overwrite_first_columns(problem: Problem) -> Iterator[Form]:
     width = problem.inputs["value"].shape[-1]
-    for tile in (size for size in _TILES[2:] if size < width):
+    for tile in (size for size in _TILE_SIZES[2:] if size < width):
 
         def moved(value: Any, tile: int = tile) -> Any:
             last = value[..., (width - 1) // tile * tile :]
-            changed = _with_zeros_at(value, np.s_[..., tile:])
+            changed = _set_zeros_at(value, np.s_[..., tile:])
             changed[..., : last.shape[-1]] = last
             return changed
 
-        yield Form(_with_values(problem, moved), {"tile": str(tile)})
+        yield Form(_change_values(problem, moved), {"tile": str(tile)})
 
 
-def _rows_unwritten(problem: Problem) -> Iterator[Form]:
+def _mask_last_rows(problem: Problem) -> Iterator[Form]:
     queries, _ = queries_and_keys(problem.inputs)
-    for first in sorted({1, *_TILES[2:], *(queries // tile * tile for tile in _TILES[2:])}):
+    for first in sorted({1, *_TILE_SIZES[2:], *(queries // tile * tile for tile in _TILE_SIZES[2:])}):
         if 0 < first < queries:
             yield Form(with_allowed(problem, np.arange(queries)[:, np.newaxis] < first), {"first": str(first)})
 
 
-def _features_unread(problem: Problem) -> Iterator[Form]:
+def _zero_last_features(problem: Problem) -> Iterator[Form]:
     width = problem.inputs["query"].shape[-1]
-    for first in sorted({width // 2, *_TILES[3:]}):
+    for first in sorted({width // 2, *_TILE_SIZES[3:]}):
         if 1 < first < width - 1:
-            yield Form(problem.with_inputs(query=_with_zeros_at(problem.inputs["query"], np.s_[..., first:])),
+            yield Form(problem.with_inputs(query=_set_zeros_at(problem.inputs["query"], np.s_[..., first:])),
                        {"first": str(first)})  # fmt: skip
 
 
-def _zero_after_first(axis: int) -> Changed:
+def _zero_after_first_slice(axis: int) -> Changed:
     place = (slice(1, None), *[slice(None)] * (-axis - 1))
 
     def change(problem: Problem) -> Problem | None:
         if problem.inputs["value"].shape[axis] < 2:
             return None
-        if axis == _BATCH:
+        if axis == _BATCH_AXIS:
             plain = problem.canonical()
             kept = Computation.as_given(plain).kept(scores_shape(plain))
             if kept is not None and not kept[1:].any():  # other readings name the result of rows without a key
                 return None
-        return _with_values(problem, lambda value: _with_zeros_at(value, (..., *place)))
+        return _change_values(problem, lambda value: _set_zeros_at(value, (..., *place)))
 
     return change
 
 
-def _zero_key_lengths_as_full(problem: Problem) -> Problem | None:
+def _replace_zero_key_lengths(problem: Problem) -> Problem | None:
     lengths, (_, keys) = problem.inputs["key_lengths"], queries_and_keys(problem.inputs)
     return problem.with_inputs(key_lengths=np.where(lengths == 0, keys, lengths)) if (lengths == 0).any() else None
 
 
-_UNWRITTEN = (
+_UNWRITTEN_READINGS = (
     Reading("columns-unwritten", "columns from {first} on are not written: they are 0",
-            when_applicable(_writes_heads, _columns_unwritten), stage=MEANS[0]),
+            when_applicable(_has_output_heads, _zero_last_columns), stage=MEANS[0]),
     Reading("columns-over-the-first", "each tile of {tile} columns is written over the first one, and the others are 0",
-            when_applicable(_writes_heads, _tiles_over_first_columns), stage=MEANS[0]),
+            when_applicable(_has_output_heads, _overwrite_first_columns), stage=MEANS[0]),
     Reading("rows-unwritten", "query rows from {first} on are not written: they are 0",
-            when_applicable(_writes_heads, _rows_unwritten)),
+            when_applicable(_has_output_heads, _mask_last_rows)),
     *(
         Reading(f"{slug}-unwritten", f"{says} after the first are not written: they are 0",
-                when_applicable(_writes_heads, _zero_after_first(axis)), stage=MEANS[0])
-        for slug, says, axis in (("batch-entries", "batch entries", _BATCH), ("heads", "heads of keys and values", -3))
+                when_applicable(_has_output_heads, _zero_after_first_slice(axis)), stage=MEANS[0])
+        for slug, says, axis in (
+            ("batch-entries", "batch entries", _BATCH_AXIS), ("heads", "heads of keys and values", -3)
+        )
     ),
     Reading("features-unread", "of queries and keys only the first {first} elements are read", when_applicable(
         lambda problem: has_heads(problem) and problem.inputs.keys().isdisjoint({"rotary_cos", "query_norm"}),
-        _features_unread), stage=LOGITS[0]),
+        _zero_last_features), stage=LOGITS[0]),
     Reading("key-lengths-of-longest", "the largest key length is taken for all",
             with_input("key_lengths", lambda lengths: np.full_like(lengths, lengths.max(initial=0))), "key_lengths"),
-    Reading("key-lengths-of-zero-for-all", "a key length of 0 is taken for all keys", _zero_key_lengths_as_full,
+    Reading("key-lengths-of-zero-for-all", "a key length of 0 is taken for all keys", _replace_zero_key_lengths,
             "key_lengths"),
 )  # fmt: skip
 
@@ -228,9 +231,12 @@ _UNWRITTEN = (
 # Rows of low scores.
 
 
-def _low_rows_empty(problem: Problem) -> Iterator[Form]:
+def _mask_low_rows(problem: Problem) -> Iterator[Form]:
     """Treat rows whose scores are all low like rows without a key."""
-    if not _writes_heads(problem) or score_elements(problem.operation, problem.options, problem.inputs) > MAX_AT_A_TIME:
+    if (
+        not _has_output_heads(problem)
+        or score_elements(problem.operation, problem.options, problem.inputs) > MAX_AT_A_TIME
+    ):
         return
     dtype = problem.inputs["query"].dtype
     stages = approximate_stages(problem.canonical())
@@ -239,20 +245,20 @@ def _low_rows_empty(problem: Problem) -> Iterator[Form]:
         return
     highest = logits.max(axis=-1, keepdims=True)
     is_empty = np.isneginf(highest)
-    for bottom in (_UNDERFLOW.get(dtype.name, _UNDERFLOW["float32"]), *_FINITE_BOTTOMS):
+    for bottom in (_EXP_UNDERFLOW.get(dtype.name, _EXP_UNDERFLOW["float32"]), *_FINITE_MINUS_INFINITIES):
         if ((highest < bottom) & ~is_empty).any():
             yield Form(with_allowed(problem, np.broadcast_to(highest >= bottom, logits.shape)), {"low": f"{bottom:g}"})
 
 
-_LOW = Reading(
-    "low-rows-empty", "a row whose scores are all below {low} gives zeros, as one without a key", _low_rows_empty
+_LOW_ROW_READING = Reading(
+    "low-rows-empty", "a row whose scores are all below {low} gives zeros, as one without a key", _mask_low_rows
 )
 
 
 # Rotations of one position.
 
 
-def _one_query_rotated(tables: Callable[[Problem, Problem, str], Any]) -> Change:
+def _rotate_single_query(tables: Callable[[Problem, Problem, str], Any]) -> Change:
     """Rotate the heads of a single query by other tables, of shape (B, H, 1, R)."""
 
     def change(problem: Problem) -> Form | None:
@@ -268,7 +274,7 @@ def _one_query_rotated(tables: Callable[[Problem, Problem, str], Any]) -> Change
     return change
 
 
-def _rotate_only(rotated: tuple[Any, ...]) -> Callable[[Problem, Problem, str], Any]:
+def _rotation_tables_only_at(rotated: tuple[Any, ...]) -> Callable[[Problem, Problem, str], Any]:
     def tables(problem: Problem, plain: Problem, part: str) -> Any:
         table = plain.inputs[f"query_{part}"]
         table = np.broadcast_to(table, (*plain.inputs["query"].shape[:3], table.shape[-1])).copy()
@@ -279,7 +285,7 @@ def _rotate_only(rotated: tuple[Any, ...]) -> Callable[[Problem, Problem, str], 
     return tables
 
 
-def _tables_by_head(problem: Problem, plain: Problem, part: str) -> Any:
+def _rotation_tables_by_head(problem: Problem, plain: Problem, part: str) -> Any:
     """Return the row of the table h positions later for head h, at most the last row."""
     positions = np.asarray(problem.inputs.get("query_offsets", query_offset({}, problem.inputs))).reshape(-1, 1)
     batch, heads = plain.inputs["query"].shape[:2]
@@ -288,24 +294,24 @@ def _tables_by_head(problem: Problem, plain: Problem, part: str) -> Any:
     return table[rows][:, :, np.newaxis]
 
 
-def _further_queries_zero(problem: Problem) -> Form | None:
+def _zero_further_queries(problem: Problem) -> Form | None:
     query = problem.inputs["query"]
     if query.shape[-2] != 1 or query.ndim != 4 or len(query) < 2 or not has_heads(problem):
         return None
-    return Form(problem.with_inputs(query=_with_zeros_at(query, (slice(1, None),))), stage="rotated_query")
+    return Form(problem.with_inputs(query=_set_zeros_at(query, (slice(1, None),))), stage="rotated_query")
 
 
-_ROTATIONS = (
+_ROTATION_READINGS = (
     Reading("rotary-of-first-head-alone", "of a single query, only the first head of the first batch entry is rotated",
-            _one_query_rotated(_rotate_only((0, 0))), "rotary_cos"),
+            _rotate_single_query(_rotation_tables_only_at((0, 0))), "rotary_cos"),
     Reading("rotary-of-first-batch-entry-alone", "of a single query, only the first batch entry is rotated",
-            when_applicable(lambda problem: len(problem.inputs["query"]) > 1, _one_query_rotated(_rotate_only((0,)))),
-            "rotary_cos"),
+            when_applicable(lambda problem: len(problem.inputs["query"]) > 1,
+                            _rotate_single_query(_rotation_tables_only_at((0,)))), "rotary_cos"),
     Reading("rotary-writes-first-batch-entry",
             "of a single query, the rotation writes only the first batch entry: the others are 0",
-            _further_queries_zero, "rotary_cos"),
+            _zero_further_queries, "rotary_cos"),
     Reading("rotary-heads-as-positions", "of a single query, head h is rotated as if it stood h positions later",
-            _one_query_rotated(_tables_by_head), "rotary_cos"),
+            _rotate_single_query(_rotation_tables_by_head), "rotary_cos"),
 )  # fmt: skip
 
-LAUNCH_READINGS = (*_CAUSALITY, *_PARTS, *_UNWRITTEN, _LOW, *_ROTATIONS)
+LAUNCH_READINGS = (*_CAUSALITY_READINGS, *_PART_READINGS, *_UNWRITTEN_READINGS, _LOW_ROW_READING, *_ROTATION_READINGS)

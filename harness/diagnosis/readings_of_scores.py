@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attncheck.diagnosis.readings_of_entries import has_heads
-from attncheck.diagnosis.readings_of_vectors import ROTATIONS, VECTOR_READINGS
+from attncheck.diagnosis.readings_of_vectors import ROTATION_READINGS, VECTOR_READINGS
 from attncheck.judging.alternatives import (
     Change,
     Form,
@@ -42,7 +42,7 @@ from attncheck.spec import (
 # Scores, bias and softcap.
 
 
-def _scale_by(change: Callable[[float, Mapping[str, int]], float | None]) -> Callable[[Problem], float | None]:
+def _scale_number(change: Callable[[float, Mapping[str, int]], float | None]) -> Callable[[Problem], float | None]:
     """Return a scale computed from the right scale and the widths, for problems with a scale."""
 
     def number(problem: Problem) -> float | None:
@@ -60,15 +60,13 @@ def _inverse_root_of(name: str) -> Callable[[float, Mapping[str, int]], float | 
     return lambda scale, widths: 1 / math.sqrt(widths[name]) if name in widths else None
 
 
-def _inverse_root_of_multiple(number: int) -> Callable[[float, Mapping[str, int]], float | None]:
-    return lambda scale, widths: 1 / math.sqrt(number * widths["D"])
-
-
 def _scale_times_default(problem: Problem) -> float | None:
     return scale_of(problem) / math.sqrt(widths_of(problem)["D"])
 
 
-def _if_given(change: Callable[[Problem], float | None], *, is_set: bool = True) -> Callable[[Problem], float | None]:
+def _if_scale_given(
+    change: Callable[[Problem], float | None], *, is_set: bool = True
+) -> Callable[[Problem], float | None]:
     """Return a number for problems that set the scale, or else for those with a default scale."""
 
     def number(problem: Problem) -> float | None:
@@ -78,48 +76,52 @@ def _if_given(change: Callable[[Problem], float | None], *, is_set: bool = True)
     return number
 
 
-_SCALES: Sequence[Number] = (
-    ("scale-default", "the default 1/sqrt(D)", _if_given(_scale_by(_inverse_root_of("D")))),
-    ("scale-default", "1/sqrt(D)", _if_given(_scale_by(_inverse_root_of("D")), is_set=False)),
-    ("scale-times-default", "the given one times 1/sqrt(D)", _if_given(_scale_times_default)),
+_SCALE_NUMBERS: Sequence[Number] = (
+    ("scale-default", "the default 1/sqrt(D)", _if_scale_given(_scale_number(_inverse_root_of("D")))),
+    ("scale-default", "1/sqrt(D)", _if_scale_given(_scale_number(_inverse_root_of("D")), is_set=False)),
+    ("scale-times-default", "the given one times 1/sqrt(D)", _if_scale_given(_scale_times_default)),
     ("scale-times-default", "the right one times 1/sqrt(D)",
-     _if_given(lambda problem: None if has_default_scale(problem) else _scale_times_default(problem), is_set=False)),
-    ("scale-one", "", _scale_by(lambda scale, widths: 1.0)),
-    ("scale-twice", "twice the same factor", _scale_by(lambda scale, widths: scale * scale)),
+     _if_scale_given(
+         lambda problem: None if has_default_scale(problem) else _scale_times_default(problem), is_set=False
+     )),
+    ("scale-one", "", _scale_number(lambda scale, widths: 1.0)),
+    ("scale-twice", "twice the same factor", _scale_number(lambda scale, widths: scale * scale)),
     ("scale-root", "the root of the right one, as if one of query and key had it",
-     _scale_by(lambda scale, widths: math.sqrt(scale) if scale > 0 else None)),
-    ("scale-inverse-width", "1/D", _scale_by(lambda scale, widths: 1 / widths["D"])),
-    ("scale-root-of-width", "sqrt(D)", _scale_by(lambda scale, widths: math.sqrt(widths["D"]))),
-    *((f"scale-inverse-root-of-{name.replace(' ', '')}", f"1/sqrt({name})", _scale_by(_inverse_root_of(name)))
+     _scale_number(lambda scale, widths: math.sqrt(scale) if scale > 0 else None)),
+    ("scale-inverse-width", "1/D", _scale_number(lambda scale, widths: 1 / widths["D"])),
+    ("scale-root-of-width", "sqrt(D)", _scale_number(lambda scale, widths: math.sqrt(widths["D"]))),
+    *((f"scale-inverse-root-of-{name.replace(' ', '')}", f"1/sqrt({name})", _scale_number(_inverse_root_of(name)))
       for name in ("Dv", "H D", "E", "C + Dr", "Dn", "C")),
-    *((f"scale-inverse-root-of-{number}D", f"1/sqrt({number}D)", _scale_by(_inverse_root_of_multiple(number)))
+    *((f"scale-inverse-root-of-{number}D", f"1/sqrt({number}D)",
+       _scale_number(partial(lambda number, scale, widths: 1 / math.sqrt(number * widths["D"]), number)))
       for number in (2, 3)),
-    ("scale-doubled", "twice as large", _scale_by(lambda scale, widths: 2 * scale)),
-    ("scale-halved", "half as large", _scale_by(lambda scale, widths: scale / 2)),
-    ("scale-negated", "the negative", _scale_by(lambda scale, widths: -scale)),
-    ("scale-times-log2e", "log2(e) times as large", _scale_by(lambda scale, widths: scale / math.log(2))),
-    ("scale-times-ln2", "ln(2) times as large", _scale_by(lambda scale, widths: scale * math.log(2))),
+    ("scale-doubled", "twice as large", _scale_number(lambda scale, widths: 2 * scale)),
+    ("scale-halved", "half as large", _scale_number(lambda scale, widths: scale / 2)),
+    ("scale-negated", "the negative", _scale_number(lambda scale, widths: -scale)),
+    ("scale-times-log2e", "log2(e) times as large", _scale_number(lambda scale, widths: scale / math.log(2))),
+    ("scale-times-ln2", "ln(2) times as large", _scale_number(lambda scale, widths: scale * math.log(2))),
 )  # fmt: skip
 
 
-_AS_DEFAULTS: Mapping[str, str] = {"": "1", "twice the same factor": "1/D"}
+_DEFAULT_FORMULAS: Mapping[str, str] = {"": "1", "twice the same factor": "1/D"}
 """Words of numbers that depend only on the shapes if no scale is given; other words contain the formula."""
 
 
-def _with_scale(problem: Problem, scale: float, words: str) -> Form:
+def _scale_form(problem: Problem, scale: float, words: str) -> Form:
     taken, meant = scales_in_words(scale, scale_of(problem))
-    default = words if "sqrt(" in words or words == "1/D" else _AS_DEFAULTS.get(words)
+    default = words if "sqrt(" in words or words == "1/D" else _DEFAULT_FORMULAS.get(words)
     shared = default_scale(default) if default and has_default_scale(problem) else ""
     return Form(problem.with_options(scale=scale), {"taken": taken, "meant": meant}, shared=shared)
 
 
-def _bias_forms(problem: Problem, factor: float, words: str) -> Sequence[Form]:
-    is_possible = factor > 0 or np.isfinite(problem.inputs["bias"]).all()
-    return [Form(with_bias_times(problem, factor))] if is_possible else []
+def multiply_bias(problem: Problem, factor: float) -> Problem:
+    """Multiply the finite elements of the bias; minus infinity does not change.
 
-
-def with_bias_times(problem: Problem, factor: float) -> Problem:
-    """Multiply the finite elements of the bias; minus infinity does not change."""
+    Example:
+        >>> bias = np.array([[[[1.0, -3.0, -np.inf]]]])
+        >>> multiply_bias(Problem("attention", {}, {"bias": bias}), 2.0).inputs["bias"].tolist()
+        [[[[2.0, -6.0, -inf]]]]
+    """
     return problem.with_inputs(bias=_multiply_finite(problem.inputs["bias"], factor))
 
 
@@ -129,10 +131,10 @@ def _multiply_finite(array: Any, factor: float) -> Any:
         return np.where(np.isfinite(array), np.where(np.isfinite(array), array, 0.0) * factor, array)
 
 
-_BIASES: Sequence[Number] = (
-    ("bias-scaled", "the bias is added before the scores are scaled", _scale_by(lambda scale, widths: scale)),
+_BIAS_NUMBERS: Sequence[Number] = (
+    ("bias-scaled", "the bias is added before the scores are scaled", _scale_number(lambda scale, widths: scale)),
     ("bias-unscaled", "the bias is divided by the scale",
-     _scale_by(lambda scale, widths: 1 / scale if scale else None)),
+     _scale_number(lambda scale, widths: 1 / scale if scale else None)),
     ("bias-negated", "the bias is subtracted", lambda problem: -1.0),
     ("bias-twice", "the bias is added twice", lambda problem: 2.0),
     ("bias-times-log2e", "the bias is multiplied by log2(e), as before an exponential in base 2",
@@ -141,30 +143,30 @@ _BIASES: Sequence[Number] = (
 )  # fmt: skip
 
 
-def _softcap_by(change: Callable[[float, Problem], float]) -> Callable[[Problem], float | None]:
+def _softcap_number(change: Callable[[float, Problem], float]) -> Callable[[Problem], float | None]:
     return lambda problem: change(float(problem.options["softcap"]), problem) if has_scale(problem) else None
 
 
-_SOFTCAPS: Sequence[Number] = (
+_SOFTCAP_NUMBERS: Sequence[Number] = (
     (
         "softcap-of-raw-scores",
         "on scores before they are scaled",
-        _softcap_by(lambda cap, problem: cap * scale_of(problem)),
+        _softcap_number(lambda cap, problem: cap * scale_of(problem)),
     ),
-    ("softcap-doubled", "twice as large", _softcap_by(lambda cap, problem: 2 * cap)),
-    ("softcap-halved", "half as large", _softcap_by(lambda cap, problem: cap / 2)),
+    ("softcap-doubled", "twice as large", _softcap_number(lambda cap, problem: 2 * cap)),
+    ("softcap-halved", "half as large", _softcap_number(lambda cap, problem: cap / 2)),
 )
 
 
-def _with_softcap(problem: Problem, softcap: float, words: str) -> Sequence[Form]:
+def _softcap_forms(problem: Problem, softcap: float, words: str) -> Sequence[Form]:
     words_of = {"taken": f"{softcap:.6g}", "meant": f"{problem.options['softcap']:.6g}"}
     return [Form(problem.with_options(softcap=softcap), words_of)] if softcap > 0 else []
 
 
-_LATE_SOFTCAP = "the softcap is applied after {}; the case means before it"
+_LATE_SOFTCAP_MESSAGE = "the softcap is applied after {}; the case means before it"
 
 
-def _softcap_after(stage: str, is_there: Callable[[Problem], bool]) -> Change:
+def _apply_softcap_after(stage: str, is_there: Callable[[Problem], bool]) -> Change:
     """Apply the softcap later; in a second form, the late softcap is returned under the name of the later stage."""
 
     def change(problem: Problem) -> Sequence[Form]:
@@ -176,7 +178,7 @@ def _softcap_after(stage: str, is_there: Callable[[Problem], bool]) -> Change:
     return change
 
 
-def _softcap_of_whole_rows(problem: Problem) -> Form | None:
+def _apply_softcap_after_row_mask(problem: Problem) -> Form | None:
     """Apply the softcap after a mask that masks all keys of a query or none: a masked row has equal logits, -softcap.
 
     Only for gradients: after any other mask, no problem has these gradients.
@@ -190,16 +192,18 @@ def _softcap_of_whole_rows(problem: Problem) -> Form | None:
 
 
 def is_masked(problem: Problem) -> bool:
-    """Return whether an input or an option masks keys."""
+    """Return whether an input or an option masks keys.
+
+    Example:
+        >>> bias, lengths = np.zeros((1, 1, 1, 1)), np.array([3])
+        >>> [is_masked(Problem("attention", {}, inputs)) for inputs in ({"bias": bias}, {"key_lengths": lengths})]
+        [False, True]
+    """
     names = REQUESTED_BY["masked"]
     return bool(names & problem.inputs.keys() or any(problem.options.get(name) for name in names))
 
 
-def _padding_to(tile: int, keys: int) -> int:
-    return -keys % tile
-
-
-def _with_zero_scores(count: Callable[[int], int]) -> Change:
+def _append_zero_scores(count: Callable[[int], int]) -> Change:
     """Add keys of score 0 and value 0, like a tile whose keys after the last one are not masked."""
 
     def change(problem: Problem) -> Problem | None:
@@ -212,20 +216,23 @@ def _with_zero_scores(count: Callable[[int], int]) -> Change:
     return change
 
 
-_ZERO_SCORES: Sequence[tuple[str, str, Callable[[int], int]]] = (
+_ZERO_SCORE_COUNTS: Sequence[tuple[str, str, Callable[[int], int]]] = (
     ("one", "one further key", lambda keys: 1),
-    *((f"to-tiles-of-{tile}", f"further keys, up to a multiple of {tile},", partial(_padding_to, tile))
+    *((f"to-tiles-of-{tile}", f"further keys, up to a multiple of {tile},",
+       partial(lambda tile, keys: -keys % tile, tile))
       for tile in (8, 16, 32, 64, 128)),
 )  # fmt: skip
 """Name, words, and the number of additional keys for a number of keys."""
-_SCORES = (
-    convention("softcap-after-biased", _LATE_SOFTCAP.format("the bias"),
-               _softcap_after("biased", lambda problem: "bias" in problem.inputs), "softcap", "capped"),
-    convention("softcap-after-masked", _LATE_SOFTCAP.format("the mask"), _softcap_after("masked", is_masked),
-               "softcap", "capped"),
-    convention("softcap-after-masked", _LATE_SOFTCAP.format("the mask"), _softcap_of_whole_rows, "softcap"),
-    *number_readings(lambda words: f"the softcap is {{taken}}, {words}; the case means {{meant}}", "softcap", _SOFTCAPS,
-              _with_softcap, lambda problem: float(problem.options["softcap"]), of="softcap", stage="capped"),
+_SCORE_AND_SOFTCAP_READINGS = (
+    convention("softcap-after-biased", _LATE_SOFTCAP_MESSAGE.format("the bias"),
+               _apply_softcap_after("biased", lambda problem: "bias" in problem.inputs), "softcap", "capped"),
+    convention("softcap-after-masked", _LATE_SOFTCAP_MESSAGE.format("the mask"),
+               _apply_softcap_after("masked", is_masked), "softcap", "capped"),
+    convention("softcap-after-masked", _LATE_SOFTCAP_MESSAGE.format("the mask"),
+               _apply_softcap_after_row_mask, "softcap"),
+    *number_readings(lambda words: f"the softcap is {{taken}}, {words}; the case means {{meant}}", "softcap",
+              _SOFTCAP_NUMBERS, _softcap_forms, lambda problem: float(problem.options["softcap"]), of="softcap",
+              stage="capped"),
     Reading("sinks-twice", "the sinks count twice",
             with_input("sinks", lambda sinks: sinks.astype(np.float64) + math.log(2)), "sinks", "weights"),
     Reading("sinks-scaled", "the sinks are scaled as scores are",
@@ -234,16 +241,19 @@ _SCORES = (
             ), "sinks", "weights"),
     *(
         Reading(f"zero-score-keys-{slug}", f"as if {words} of score 0 took part: the weights add up to less than 1",
-                _with_zero_scores(count), stage="weights")
-        for slug, words, count in _ZERO_SCORES
+                _append_zero_scores(count), stage="weights")
+        for slug, words, count in _ZERO_SCORE_COUNTS
     ),
     Reading("score-weight-ignored", "the weight of the score is ignored", with_input("weight", identity), "weight",
             "scores"),
     Reading("score-bias-negated", "the bias of the score is subtracted", with_input("score_bias", np.negative),
             "score_bias", "scores"),
     *number_readings(lambda words: f"the {{stage}} is exactly that of scale {{taken}}{words and f', {words},'} "
-              "instead of {meant}", "scale", _SCALES, _with_scale, scale_of, stage="scores"),
-    *number_readings(str, "bias times", _BIASES, _bias_forms, of="bias", stage="biased"),
+              "instead of {meant}", "scale", _SCALE_NUMBERS, _scale_form, scale_of, stage="scores"),
+    *number_readings(
+        str, "bias times", _BIAS_NUMBERS,
+        lambda problem, factor, words: [Form(multiply_bias(problem, factor))]
+        if factor > 0 or np.isfinite(problem.inputs["bias"]).all() else [], of="bias", stage="biased"),
     *(
         Reading(f"score-{name.replace('_', '-')}-transposed",
                 f"the {name.replace('_', ' ')} of the score is transposed", transposed(name), of, "scores")
@@ -263,7 +273,7 @@ _SCORES = (
 
 
 SCORE_READINGS: Mapping[str, Sequence[Reading]] = {
-    "Scores, bias and softcap": (*_SCORES, *ROTATIONS),
+    "Scores, bias and softcap": (*_SCORE_AND_SOFTCAP_READINGS, *ROTATION_READINGS),
     **VECTOR_READINGS,
 }
 """Readings by topic."""

@@ -55,7 +55,7 @@ def _change_rotation(change: Change, of: str = "query") -> Change:
     return starting_at_stage(lambda problem: f"{part[bool(problem.options.get('norm_after_rotation'))]}_{of}", change)
 
 
-def _positions_without_past(problem: Problem) -> Problem | None:
+def _rotate_without_past(problem: Problem) -> Problem | None:
     past = query_offset({}, problem.inputs)
     if not past or "query_offsets" in problem.inputs:
         return None
@@ -65,7 +65,7 @@ def _positions_without_past(problem: Problem) -> Problem | None:
     )
 
 
-def _rotate_at(offsets: Changed) -> Changed:
+def _rotate_queries_at(offsets: Changed) -> Changed:
     """Rotate the queries by other query offsets, and mask by the offsets of the case."""
 
     def change(problem: Problem) -> Problem | None:
@@ -75,7 +75,7 @@ def _rotate_at(offsets: Changed) -> Changed:
     return change
 
 
-def _past_rotated_again(problem: Problem) -> Problem | None:
+def _rotate_past_again(problem: Problem) -> Problem | None:
     past = query_offset({}, problem.inputs)
     if not past:
         return None
@@ -86,7 +86,7 @@ def _past_rotated_again(problem: Problem) -> Problem | None:
     return plain.with_inputs(**{f"key_{name}": table for name, table in tables.items()})
 
 
-def _without_rotation_of(unrotated: str) -> Change:
+def _skip_rotation_of(unrotated: str) -> Change:
     def change(problem: Problem) -> Problem:
         plain = canonical_with_empty_rows(problem)
         cos, sin = plain.inputs[f"{unrotated}_cos"], plain.inputs[f"{unrotated}_sin"]
@@ -95,7 +95,7 @@ def _without_rotation_of(unrotated: str) -> Change:
     return _change_rotation(change, unrotated)
 
 
-ROTATIONS = (
+ROTATION_READINGS = (
     convention("rotary-pairs", "the rotary embedding rotates {taken}; the case means {meant}",
                _change_rotation(swap_value(
                    "rotary_interleaved", {False: "elements that are R apart", True: "neighbours"}
@@ -106,31 +106,32 @@ ROTATIONS = (
     Reading("rotary-backwards", "the rotary embedding turns backwards",
             _change_rotation(with_input("rotary_sin", np.negative)), "rotary_cos"),
     Reading("rotary-without-past", "positions of the rotary embedding do not count the past",
-            _change_rotation(_positions_without_past), "rotary_cos"),
+            _change_rotation(_rotate_without_past), "rotary_cos"),
     Reading("rotary-without-offsets", "positions of the rotary embedding do not count the query offsets",
-            _change_rotation(_rotate_at(without("query_offsets"))), "rotary_cos"),
-    Reading("rotary-of-past-again", "what is cached is rotated again", _change_rotation(_past_rotated_again, "key"),
+            _change_rotation(_rotate_queries_at(without("query_offsets"))), "rotary_cos"),
+    Reading("rotary-of-past-again", "what is cached is rotated again", _change_rotation(_rotate_past_again, "key"),
             "rotary_cos"),
     Reading("rotary-of-first-batch-entry", "queries of all batch entries are rotated by the first one's offset",
-            _change_rotation(when_applicable(lambda problem: np.ptp(problem.inputs["query_offsets"]), _rotate_at(
+            _change_rotation(when_applicable(lambda problem: np.ptp(problem.inputs[
+                "query_offsets"]), _rotate_queries_at(
                 with_input("query_offsets", lambda offsets: np.broadcast_to(offsets[:1], offsets.shape))
             ))), "query_offsets"),
     *(
         Reading(f"rotary-of-{name}-alone", f"the rotary embedding rotates the {name} alone",
-                _without_rotation_of(unrotated), "rotary_cos")
+                _skip_rotation_of(unrotated), "rotary_cos")
         for name, unrotated in (("query", "key"), ("key", "query"))
     ),
 )  # fmt: skip
 
 
-def _with_epsilon_at(where: str) -> Change:
+def _move_epsilon_to(where: str) -> Change:
     meant = {"rms": "inside", "l2": "maximum"}
     return when_applicable(
         lambda problem: meant[problem.options.get("norm") or "rms"] != where, set_to(epsilon_at=where)
     )
 
 
-def _with_epsilon(change: Callable[[float], float]) -> Changed:
+def _change_epsilon(change: Callable[[float], float]) -> Changed:
     def changed(problem: Problem) -> Problem | None:
         epsilon = problem.options.get("epsilon") or 1e-6
         return None if change(epsilon) == epsilon else problem.with_options(epsilon=change(epsilon))
@@ -138,7 +139,7 @@ def _with_epsilon(change: Callable[[float], float]) -> Changed:
     return changed
 
 
-def _mean_subtracted(problem: Problem) -> Problem | None:
+def _subtract_mean(problem: Problem) -> Problem | None:
     if problem.options.get("norm_after_rotation") and "rotary_cos" in problem.inputs:
         return None  # the rotated vectors are not inputs
     axes = (-3, -1) if problem.options.get("norm_over") == "full" else -1
@@ -157,7 +158,7 @@ def _change_norm_weights(change: Callable[[Any], Any]) -> Change:
     return changed
 
 
-def _norm_weights_swapped(problem: Problem) -> Problem | None:
+def _swap_norm_weights(problem: Problem) -> Problem | None:
     query, key = problem.inputs["query_norm"], problem.inputs["key_norm"]
     if (query == 1).all() and (key == 1).all():
         return None
@@ -167,7 +168,7 @@ def _norm_weights_swapped(problem: Problem) -> Problem | None:
     return problem.with_inputs(query_norm=key, key_norm=query) if query.shape == key.shape else None
 
 
-_NORMS = tuple(
+_NORM_READINGS = tuple(
     replace(reading, of="query_norm", stage="normalized_key" if reading.name == "norm-of-query-alone" else
             "normalized_query")
     for reading in (
@@ -179,7 +180,7 @@ _NORMS = tuple(
                    when_applicable(lambda problem: problem.inputs.keys() & {"rotary_cos", "query_cos"},
                         swap_value("norm_after_rotation", {False: "before", True: "after"}))),
         *(
-            convention(f"norm-epsilon-{name}", text, _with_epsilon_at(where))
+            convention(f"norm-epsilon-{name}", text, _move_epsilon_to(where))
             for name, where, text in (
                 ("outside", "outside", "epsilon is added to the root, not under it"),
                 ("inside", "inside", "epsilon is added under the root"),
@@ -190,14 +191,14 @@ _NORMS = tuple(
         convention("norm-weight-plus-one", "weights of the norms are taken for 1 + w; the case means w",
                    _change_norm_weights(lambda weight: 1 + weight)),
         *(
-            Reading(f"norm-epsilon-{name}", f"epsilon is {words}", _with_epsilon(change))
+            Reading(f"norm-epsilon-{name}", f"epsilon is {words}", _change_epsilon(change))
             for name, words, change in (
                 ("of-1e-5", "1e-5, whatever is given", lambda epsilon: 1e-5),
                 ("at-least-1e-4", "at least 1e-4", lambda epsilon: max(epsilon, 1e-4)),
             )
         ),
         Reading("norm-of-differences", "the mean is subtracted before the norm, as a layer norm does",
-                _mean_subtracted),
+                _subtract_mean),
         Reading("norm-of-query-alone", "the query alone is normalised", set_to(unnormalized="key")),
         Reading("norm-of-key-alone", "the key alone is normalised", set_to(unnormalized="query")),
         Reading("norm-ignored", "query and key are not normalised", set_to(unnormalized="both")),
@@ -205,7 +206,7 @@ _NORMS = tuple(
         Reading("norm-weight-ignored", "the weights of the norms are ignored", _change_norm_weights(np.ones_like)),
         Reading("norm-weight-minus-one", "weights of the norms lack 1",
                 _change_norm_weights(lambda weight: weight - 1)),
-        Reading("norm-weights-swapped", "the norms of query and key have each other's weights", _norm_weights_swapped),
+        Reading("norm-weights-swapped", "the norms of query and key have each other's weights", _swap_norm_weights),
     )
 )  # fmt: skip
 
@@ -213,12 +214,7 @@ _NORMS = tuple(
 # Latent vectors, and scales of 8 bits, before they are widened.
 
 
-def _viewed_heads_first(weight: Any) -> Any:
-    """Read (C, H, D) in memory as (H, C, D)."""
-    return weight.swapaxes(0, 1).reshape(weight.shape)
-
-
-_LATENTS = (
+_LATENT_READINGS = (
     Reading("rotated-part-ignored", "the part that is rotated is left out of the scores",
             with_input("key_rotary", np.zeros_like), "key_rotary", LOGITS[0]),
     Reading("rotated-part-alone", "the part that is not rotated is left out of the scores",
@@ -240,7 +236,7 @@ _LATENTS = (
              take_along([f"{name}_projection"], -3, FIRST)),
             ("transposed", "the {name} projection is transposed", transposed(f"{name}_projection")),
             ("viewed", "the {name} projection is viewed as heads first, without a transposition",
-             with_input(f"{name}_projection", _viewed_heads_first)),
+             with_input(f"{name}_projection", lambda weight: weight.swapaxes(0, 1).reshape(weight.shape))),
             ("ignored", "latent vectors are taken for the {name}s: their projection is left out",
              with_input(f"{name}_projection", identity)),
         )
@@ -253,40 +249,42 @@ _LATENTS = (
 # Heads and projections.
 
 
-def _heads_tiled(problem: Problem) -> Problem | None:
+def _tile_heads(problem: Problem) -> Problem | None:
     if problem.operation == "attention":
         heads, shared = problem.inputs["query"].shape[-3], problem.inputs["key"].shape[-3]
         names: tuple[str, ...] = ("key", "value", *CODE_INPUTS)
         axis = -3
-    elif _projects(problem):
-        heads, shared = _heads_of(problem).values()
+    elif _has_projections(problem):
+        heads, shared = _head_counts(problem).values()
         names, axis = ("key_weight", "value_weight", "key_bias", "value_bias"), -1
     else:
         return None
     if shared in (1, heads):
         return None
     order = np.arange(heads) % shared
-    tiled = {name: _reorder(problem.inputs[name], order, shared, axis) for name in names if name in problem.inputs}
+    tiled = {
+        name: _reorder_heads(problem.inputs[name], order, shared, axis) for name in names if name in problem.inputs
+    }
     by_head = {"key_norm": -2, "past_key": -3, "past_value": -3}
     tiled |= {name: problem.inputs[name].take(order, at) for name, at in by_head.items() if name in problem.inputs}
     options = {"kv_heads": heads} if "kv_heads" in problem.options else {}
     return problem.with_inputs(**tiled).with_options(**options)
 
 
-def _heads_of(problem: Problem) -> dict[str, int]:
+def _head_counts(problem: Problem) -> dict[str, int]:
     """Return the number of heads of projected queries, and of projected keys and values."""
     heads = int(problem.options["heads"])
     return {"query": heads, "key": int(problem.options.get("kv_heads") or heads)}
 
 
-def _reorder(array: Any, order: Any, heads: int, axis: int) -> Any:
+def _reorder_heads(array: Any, order: Any, heads: int, axis: int) -> Any:
     """Return the heads in another order: slices of an axis, or parts of the last axis if ``axis`` is -1."""
     if axis != -1:
         return array.take(order, axis)
     return array.reshape(*array.shape[:-1], heads, -1)[..., order, :].reshape(*array.shape[:-1], -1)
 
 
-def _read_instead(read: str, wrong: str) -> Change:
+def _read_wrong_input(read: str, wrong: str) -> Change:
     def change(problem: Problem) -> Problem | None:
         inputs = problem.inputs
         if not has_heads(problem) or inputs["key"].shape != inputs["value"].shape:
@@ -297,9 +295,9 @@ def _read_instead(read: str, wrong: str) -> Change:
     return change
 
 
-def _changed_projections(problem: Problem, names: Iterable[str], change: Callable[[Any, int], Any]) -> dict[str, Any]:
+def _change_projections(problem: Problem, names: Iterable[str], change: Callable[[Any, int], Any]) -> dict[str, Any]:
     """Return changed weights and biases of projections: ``change(array, number of heads)`` returns (..., H, D)."""
-    changed, counts = dict[str, Any](), _heads_of(problem)
+    changed, counts = dict[str, Any](), _head_counts(problem)
     for part in (f"{name}_{kind}" for name in names for kind in ("weight", "bias")):
         if part in problem.inputs:
             array, heads = problem.inputs[part], counts["query" if part.startswith("query") else "key"]
@@ -311,12 +309,12 @@ def _read_next_head(read: str) -> Change:
     """Read the next head: slices of keys or values, or parts of projections."""
 
     def rolled(array: Any, heads: int) -> Any:
-        return _reorder(array, np.roll(np.arange(heads), -1), heads, -1)
+        return _reorder_heads(array, np.roll(np.arange(heads), -1), heads, -1)
 
     def change(problem: Problem) -> Problem | None:
         changed, names = dict[str, Any](), [f"past_{read}"]
-        if _projects(problem):
-            changed = _changed_projections(problem, [read], rolled)
+        if _has_projections(problem):
+            changed = _change_projections(problem, [read], rolled)
         elif has_heads(problem):
             names.append(read)
         else:
@@ -327,10 +325,10 @@ def _read_next_head(read: str) -> Change:
     return change
 
 
-def _heads_interleaved(problem: Problem) -> Problem:
+def _interleave_heads(problem: Problem) -> Problem:
     """Give head h the columns h, h + H, h + 2 H, ..."""
     return problem.with_inputs(
-        **_changed_projections(
+        **_change_projections(
             problem,
             QUERY_KEY_VALUE,
             lambda array, heads: np.swapaxes(array.reshape(*array.shape[:-1], -1, heads), -1, -2),
@@ -338,17 +336,17 @@ def _heads_interleaved(problem: Problem) -> Problem:
     )
 
 
-def _merged_in_reverse(problem: Problem) -> Problem:
-    weight, heads = problem.inputs["output_weight"], _heads_of(problem)["query"]
+def _reverse_merged_heads(problem: Problem) -> Problem:
+    weight, heads = problem.inputs["output_weight"], _head_counts(problem)["query"]
     reversed_weight = weight.reshape(heads, -1, weight.shape[-1])[::-1].reshape(weight.shape)
     return problem.with_inputs(output_weight=reversed_weight)
 
 
-def _projects(problem: Problem) -> bool:
+def _has_projections(problem: Problem) -> bool:
     return OPERATIONS[problem.operation].has_projections
 
 
-def _bias_before_product(name: str) -> Changed:
+def _add_bias_before_product(name: str) -> Changed:
     def change(problem: Problem) -> Problem | None:
         weight, bias = (problem.inputs[f"{name}_{kind}"].astype(np.float64) for kind in ("weight", "bias"))
         return problem.with_inputs(**{f"{name}_bias": bias @ weight}) if weight.shape[0] == weight.shape[1] else None
@@ -356,24 +354,24 @@ def _bias_before_product(name: str) -> Changed:
     return change
 
 
-_READ_AT = {"key": LOGITS[0], "value": MEANS[0]}
+_FIRST_STAGES = {"key": LOGITS[0], "value": MEANS[0]}
 """The stage at which a wrong key or value shows first."""
 
-_HEADS = (
+_HEAD_READINGS = (
     convention("heads-tiled", "query head h takes key and value head h % Hkv (tiled); the case means head "
-               "h // (H / Hkv) (repeated)", _heads_tiled, stage="raw_scores"),
+               "h // (H / Hkv) (repeated)", _tile_heads, stage="raw_scores"),
     *(
-        Reading(f"{read}-read-as-{wrong}", f"the {wrong} is read where the {read} is meant", _read_instead(read, wrong),
-                stage=_READ_AT[read])
+        Reading(f"{read}-read-as-{wrong}", f"the {wrong} is read where the {read} is meant",
+                _read_wrong_input(read, wrong), stage=_FIRST_STAGES[read])
         for read, wrong in (("value", "key"), ("key", "value"))
     ),
     *(
         Reading(f"{read}-of-next-head", f"the {read} of the next head is read", _read_next_head(read), stage=stage)
-        for read, stage in _READ_AT.items()
+        for read, stage in _FIRST_STAGES.items()
     ),
     *(
         Reading(f"{name}-{slug}", f"the {kind} of the {name} projection is {how}",
-                when_applicable(_projects, change(f"{name}_{kind}")), f"{name}_{kind}", name)
+                when_applicable(_has_projections, change(f"{name}_{kind}")), f"{name}_{kind}", name)
         for name in (*PROJECTIONS, "output")
         for kind, slug, how, change in (
             ("bias", "bias-missing", "missing", without), ("weight", "weight-transposed", "transposed", transposed)
@@ -381,25 +379,26 @@ _HEADS = (
     ),
     *(
         Reading(f"{name}-bias-twice", f"the bias of the {name} projection is added twice",
-                when_applicable(_projects, with_input(f"{name}_bias", lambda bias: 2 * bias)), f"{name}_bias", name)
+                when_applicable(_has_projections, with_input(f"{name}_bias", lambda bias: 2 * bias)),
+                f"{name}_bias", name)
         for name in (*PROJECTIONS, "output")
     ),
     *(
         Reading(f"{name}-bias-projected", f"the bias of the {name} projection is added before the product",
-                when_applicable(_projects, _bias_before_product(name)), f"{name}_bias", name)
+                when_applicable(_has_projections, _add_bias_before_product(name)), f"{name}_bias", name)
         for name in PROJECTIONS
     ),
     Reading("output-bias-of-each-head", "each head adds the bias of the output projection",
             lambda problem: problem.with_inputs(
-                output_bias=problem.inputs["output_bias"] * _heads_of(problem)["query"]
+                output_bias=problem.inputs["output_bias"] * _head_counts(problem)["query"]
             ), "output_bias", "output"),
     Reading("key-and-value-inputs-swapped", "the inputs of the key and value projections are swapped",
-            when_applicable(_projects, swap_inputs("key", "value")), "key", "key"),
+            when_applicable(_has_projections, swap_inputs("key", "value")), "key", "key"),
     Reading("key-and-value-weights-swapped", "the weights of the key and value projections are swapped",
-            when_applicable(_projects, swap_inputs("key_weight", "value_weight")), "key_weight", "key"),
+            when_applicable(_has_projections, swap_inputs("key_weight", "value_weight")), "key_weight", "key"),
     Reading("heads-split-interleaved", "heads are split with the head's number running fastest, (D, H) for (H, D)",
-            when_applicable(_projects, _heads_interleaved), "heads", "query"),
-    Reading("heads-merged-in-reverse", "heads are merged in reverse order", _merged_in_reverse, "output_weight",
+            when_applicable(_has_projections, _interleave_heads), "heads", "query"),
+    Reading("heads-merged-in-reverse", "heads are merged in reverse order", _reverse_merged_heads, "output_weight",
             "output"),
 )  # fmt: skip
 
@@ -407,7 +406,7 @@ _HEADS = (
 # Merging parts.
 
 
-def _in_other_base(taken: str, meant: str) -> Change:
+def _change_lse_base(taken: str, meant: str) -> Change:
     def change(problem: Problem) -> Problem | None:
         base = problem.options.get("lse_base") or "e"
         return problem.with_options(lse_base=taken) if base == meant else None
@@ -415,35 +414,35 @@ def _in_other_base(taken: str, meant: str) -> Change:
     return change
 
 
-def _empty_parts_at(number: float) -> Changed:
+def _set_lse_of_empty_parts(number: float) -> Changed:
     def change(problem: Problem) -> Problem | None:
         totals = problem.inputs["log_sum_exps"]
         is_empty = np.isneginf(totals)
         replaced = np.where(is_empty, np.array(number, totals.dtype), totals)
-        return _with_empty_parts_zero(problem).with_inputs(log_sum_exps=replaced) if is_empty.any() else None
+        return _zero_empty_parts(problem).with_inputs(log_sum_exps=replaced) if is_empty.any() else None
 
     return change
 
 
-def _with_empty_parts_zero(problem: Problem) -> Problem:
+def _zero_empty_parts(problem: Problem) -> Problem:
     """Set the outputs of empty parts to zero, since they have no weight."""
     is_empty, outputs = np.isneginf(problem.inputs["log_sum_exps"])[..., np.newaxis], problem.inputs["outputs"]
     return problem.with_inputs(outputs=np.where(is_empty, np.zeros((), outputs.dtype), outputs))
 
 
-def _first_in_other_base(problem: Problem) -> Problem:
+def _change_base_of_first_entry(problem: Problem) -> Problem:
     totals = problem.inputs["log_sum_exps"].astype(np.float64)
     totals[0] *= 1 / math.log(2) if problem.options.get("lse_base") == "2" else math.log(2)
     return problem.with_inputs(log_sum_exps=totals)
 
 
-_PARTS = tuple(
+_MERGE_READINGS = tuple(
     replace(reading, of="log_sum_exps")
     for reading in (
         *(
             convention(f"lse-base-{taken}",
                        f"log-sum-exps are read as logarithms in base {taken}; the case means base {meant}",
-                       _in_other_base(taken, meant), stage="weights")
+                       _change_lse_base(taken, meant), stage="weights")
             for taken, meant in (("2", "e"), ("e", "2"))
         ),
         Reading("parts-averaged", "the outputs of the parts are averaged, whatever their log-sum-exps",
@@ -451,11 +450,11 @@ _PARTS = tuple(
                     np.isneginf(totals), totals, np.zeros((), totals.dtype))), stage="weights"),
         *(
             Reading(f"empty-part-at-{name}", f"the log-sum-exp of an empty part is taken for {words}",
-                    _empty_parts_at(number), stage="weights")
+                    _set_lse_of_empty_parts(number), stage="weights")
             for name, words, number in (("zero", "0", 0.0), ("minus-100", "-100", -100.0))
         ),
         Reading("first-part-in-other-base", "the log-sum-exp of the first part is in the other base",
-                _first_in_other_base, stage="weights"),
+                _change_base_of_first_entry, stage="weights"),
         Reading("log-sum-exps-with-heads-and-queries-confused", "log-sum-exps (Lq, H) are read as (H, Lq)",
                 with_input("log_sum_exps", lambda totals: totals.reshape(
                     *totals.shape[:2], totals.shape[3], totals.shape[2]).swapaxes(2, 3)), stage="weights"),
@@ -464,16 +463,16 @@ _PARTS = tuple(
             if len(totals) > 1 else None), stage="weights"),
         Reading("parts-reversed", "the outputs of the parts are taken in reverse order",
                 when_applicable(lambda problem: len(problem.inputs["outputs"]) > 1, lambda problem: with_input(
-                    "outputs", lambda outputs: outputs[::-1])(_with_empty_parts_zero(problem))), stage="output"),
+                    "outputs", lambda outputs: outputs[::-1])(_zero_empty_parts(problem))), stage="output"),
     )
 )  # fmt: skip
 
 
 VECTOR_READINGS: Mapping[str, Sequence[Reading]] = {
-    "Norms of queries and keys": _NORMS,
-    "Latent vectors": tuple(replace(reading, before_lowering=True) for reading in _LATENTS),
+    "Norms of queries and keys": _NORM_READINGS,
+    "Latent vectors": tuple(replace(reading, before_lowering=True) for reading in _LATENT_READINGS),
     "Codes and their scales": CODE_READINGS,
-    "Heads and projections": _HEADS,
-    "Merging parts": _PARTS,
+    "Heads and projections": _HEAD_READINGS,
+    "Merging parts": _MERGE_READINGS,
 }
 """Readings by topic; those of rotations are among the readings of scores."""

@@ -48,7 +48,7 @@ ApproximateStages = dict[str, tuple[Real, Real]]
 """Stage -> values in float64, and the largest error of each element."""
 
 _LN2 = math.log(2)
-_HALF_PLACES = 8
+_FEW_ROUNDINGS = 8
 """Number of unit roundoffs that bound a few operations on a finished result."""
 
 
@@ -68,7 +68,7 @@ class ReplacedStepContext:
     @property
     def few_roundings(self) -> float:
         """The relative error of a few operations on a finished result."""
-        return _HALF_PLACES * self.rounding.coarsest_unit
+        return _FEW_ROUNDINGS * self.rounding.coarsest_unit
 
     def value(self, stage: str) -> Real:
         """Return a stage of the exact answer in float64."""
@@ -85,7 +85,7 @@ class ReplacedStepContext:
         values = value_walk(problem, {name: state.value for name, state in states.items()})
         return error_walk(problem, self.rounding, values, states=states)
 
-    def estimates(self, walk: Walk, stages: Iterable[str]) -> ApproximateStages:
+    def returned_stages(self, walk: Walk, stages: Iterable[str]) -> ApproximateStages:
         """Return stages of a walk, in the form in which implementations return them."""
         without_added, states = self.stages.computation.without_added, {stage: walk.node(stage) for stage in stages}
         return {
@@ -93,7 +93,7 @@ class ReplacedStepContext:
             for stage, state in states.items()
         }
 
-    def times(self, stage: str, factor: float) -> tuple[Real, Real]:
+    def multiply_stage(self, stage: str, factor: float) -> tuple[Real, Real]:
         """Multiply a stage by a number."""
         value = self.value(stage) * factor
         error = np.abs(factor) * self.errors[stage] + self.few_roundings * np.abs(value)
@@ -113,7 +113,7 @@ class ReplacedStepContext:
         largest: Real = np.where(np.isfinite(logits), error, 0.0).max(axis=-1, initial=0.0)
         return logits.max(axis=-1, initial=-np.inf), largest
 
-    def before_mask(self) -> tuple[tuple[Real, Real], Flags | None]:
+    def logits_before_mask(self) -> tuple[tuple[Real, Real], Flags | None]:
         """Return the logits before the mask with their errors, and the mask; None as the mask if nothing is masked."""
         last = [stage for stage in LOGITS[:-1] if stage in self.truth.exact][-1]
         logits = self.value(last)
@@ -121,9 +121,9 @@ class ReplacedStepContext:
 
     def softmax_of(self, logits: Real, error: Real) -> ApproximateStages:
         """Return weights and log_sum_exp of logits that are off by ``error`` at most."""
-        return self.estimates(self.walk({"masked": exact_logits(logits, error)}), ("weights", "log_sum_exp"))
+        return self.returned_stages(self.walk({"masked": exact_logits(logits, error)}), ("weights", "log_sum_exp"))
 
-    def from_weights(self, weights: Real, max_error: Real) -> ApproximateStages:
+    def stages_after_weights(self, weights: Real, max_error: Real) -> ApproximateStages:
         """Compute context and output from other weights."""
         if self.stages.canonical.operation == "softmax":
             return {}
@@ -132,9 +132,9 @@ class ReplacedStepContext:
             errors = self.errors["value"]
             states["value"] = Operand(self.value("value"), errors, errors**2)
         walk = self.walk(states)
-        return self.estimates(walk, [stage for stage in ("context", "output") if stage in walk.graph])
+        return self.returned_stages(walk, [stage for stage in ("context", "output") if stage in walk.graph])
 
-    def from_logits(self, stage: str, value: Real, moved: Real) -> ApproximateStages:
+    def stages_from_logits(self, stage: str, value: Real, moved: Real) -> ApproximateStages:
         """Compute a logits stage and all later stages from other values of it and their largest errors."""
         walk, results = self.walk({stage: exact_logits(value, moved)}), {}
         for logits_stage in LOGITS[LOGITS.index(stage) :]:
@@ -145,8 +145,8 @@ class ReplacedStepContext:
                 results[logits_stage] = shown, error
         if self.stages.canonical.operation == "scoring":
             return results
-        results |= self.estimates(walk, ("weights", "log_sum_exp"))
-        return results | self.from_weights(*results["weights"])
+        results |= self.returned_stages(walk, ("weights", "log_sum_exp"))
+        return results | self.stages_after_weights(*results["weights"])
 
 
 StepRule = Callable[[ReplacedStepContext], ApproximateStages]
@@ -155,10 +155,10 @@ StepRule = Callable[[ReplacedStepContext], ApproximateStages]
 # Joined past and new keys of projections.
 
 
-def joined(change: Callable[[Any, int], Any], names: Iterable[str]) -> StepReplacement:
+def change_joined_past(change: Callable[[Any, int], Any], names: Iterable[str]) -> StepReplacement:
     """Change past keys or values joined with the new ones, given the length of the past."""
 
-    def follow(at: ReplacedStepContext) -> ApproximateStages:
+    def compute_stages(at: ReplacedStepContext) -> ApproximateStages:
         walk, states = at.walk({}), dict[str, Any]()
         past = at.stages.canonical.inputs["cached_key"].shape[-2] if "joined_key" in walk.graph else 0
         if not past:
@@ -166,30 +166,30 @@ def joined(change: Callable[[Any, int], Any], names: Iterable[str]) -> StepRepla
         for name in names:
             states[f"joined_{name}"] = walk.node(f"joined_{name}").mapped(lambda part: change(part, past))
         later = [stage for stage in at.truth.exact if stage_position(stage) >= stage_position("raw_scores")]
-        return at.estimates(at.walk(states), later)
+        return at.returned_stages(at.walk(states), later)
 
-    return replacement_by(follow)
+    return step_replacement(compute_stages)
 
 
 # Changes of a finished result.
 
 
-def multiplied(stages: tuple[str, ...], factor: float) -> StepRule:
+def multiply_stages(stages: tuple[str, ...], factor: float) -> StepRule:
     """Multiply stages by a number."""
-    return lambda at: {stage: at.times(stage, factor) for stage in stages if stage in at.truth.exact}
+    return lambda at: {stage: at.multiply_stage(stage, factor) for stage in stages if stage in at.truth.exact}
 
 
-def log_sum_exp_as(of_maximum: float, of_rest: float, *, base_two: bool | None = False) -> StepRule:
+def change_log_sum_exp(of_maximum: float, of_rest: float, *, base_two: bool | None = False) -> StepRule:
     """Return a m + b (L - m) as log_sum_exp L of maximum m, for factors a and b.
 
     If ``base_two`` is not None, only for a log_sum_exp that the case has in base 2, or not.
     """
 
-    def follow(at: ReplacedStepContext) -> ApproximateStages:
+    def compute_stages(at: ReplacedStepContext) -> ApproximateStages:
         if base_two not in (None, at.stages.canonical.options.get("lse_base") == "2"):
             return {}
         if of_maximum == of_rest:
-            return {"log_sum_exp": at.times("log_sum_exp", of_rest)}
+            return {"log_sum_exp": at.multiply_stage("log_sum_exp", of_rest)}
         highest, moved = at.highest_logit()
         total, maximum = at.value("log_sum_exp"), np.where(np.isfinite(highest), highest, 0.0)
         rest = np.where(np.isfinite(total), total - maximum, 0.0)
@@ -198,42 +198,42 @@ def log_sum_exp_as(of_maximum: float, of_rest: float, *, base_two: bool | None =
         max_error = (of_maximum + of_rest) * (at.errors["log_sum_exp"] + 2 * moved) + rounding_error
         return {"log_sum_exp": (value, np.where(np.isfinite(total), max_error + at.rounding.output_underflow, 0.0))}
 
-    return follow
+    return compute_stages
 
 
 # Another softmax.
 
 
-def softmax_over(axis: int) -> StepRule:
+def softmax_over_axis(axis: int) -> StepRule:
     """Normalise along another axis than that of the keys."""
 
-    def follow(at: ReplacedStepContext) -> ApproximateStages:
+    def compute_stages(at: ReplacedStepContext) -> ApproximateStages:
         logits, error = at.last_logits()
         if logits.ndim < -axis or at.stages.computation.added_keys:  # what is added belongs to the axis of the keys
             return {}
         turned, moved = (np.moveaxis(np.broadcast_to(array, logits.shape), axis, -1) for array in (logits, error))
         weights, max_error = (np.moveaxis(array, -1, axis) for array in at.softmax_of(turned, moved)["weights"])
-        return {"weights": (weights, max_error)} | at.from_weights(weights, max_error)
+        return {"weights": (weights, max_error)} | at.stages_after_weights(weights, max_error)
 
-    return follow
+    return compute_stages
 
 
-def not_renormalised(at: ReplacedStepContext) -> ApproximateStages:
+def mask_after_softmax(at: ReplacedStepContext) -> ApproximateStages:
     """Take the softmax of unmasked logits, and set masked weights to zero afterwards."""
-    return _masked_after_softmax(at, None)
+    return _zero_weights_after_softmax(at, None)
 
 
-def mask_not_renormalised(at: ReplacedStepContext) -> ApproximateStages:
+def only_mask_after_softmax(at: ReplacedStepContext) -> ApproximateStages:
     """Do the same only with the mask: causality, windows and lengths apply before the softmax."""
     call = at.truth.judged.problem.as_call()
     if "mask" not in call.inputs:
         return {}
     plain = call.without_input("mask").canonical()
-    return _masked_after_softmax(at, Computation.as_given(plain).kept(at.last_logits()[0].shape))
+    return _zero_weights_after_softmax(at, Computation.as_given(plain).kept(at.last_logits()[0].shape))
 
 
-def _masked_after_softmax(at: ReplacedStepContext, before: Flags | None) -> ApproximateStages:
-    (logits, error), allowed = at.before_mask()
+def _zero_weights_after_softmax(at: ReplacedStepContext, before: Flags | None) -> ApproximateStages:
+    (logits, error), allowed = at.logits_before_mask()
     if allowed is None:
         return {}
     if before is not None:
@@ -241,36 +241,38 @@ def _masked_after_softmax(at: ReplacedStepContext, before: Flags | None) -> Appr
     results = at.softmax_of(logits, error)
     weights, max_error = (np.where(allowed, array, 0.0) for array in results["weights"])
     results |= {"masked": (logits, error), "weights": (weights, max_error)}
-    return results | at.from_weights(weights, max_error)
+    return results | at.stages_after_weights(weights, max_error)
 
 
-def masked_at_minus_cap(at: ReplacedStepContext) -> ApproximateStages:
+def mask_at_minus_softcap(at: ReplacedStepContext) -> ApproximateStages:
     """Give a masked key the logit -softcap, which is the softcap of -inf."""
-    (logits, error), allowed = at.before_mask()
+    (logits, error), allowed = at.logits_before_mask()
     softcap = at.stages.canonical.options.get("softcap")
     if allowed is None or softcap is None:
         return {}
     logits = np.where(allowed, logits, -softcap)
     error = np.where(allowed, error, at.few_roundings * softcap)
     results = at.softmax_of(logits, error) | {"masked": (logits, error)}
-    return results | at.from_weights(*results["weights"])
+    return results | at.stages_after_weights(*results["weights"])
 
 
 # Other scores.
 
 
-def squared(at: ReplacedStepContext) -> ApproximateStages:
+def square_scores(at: ReplacedStepContext) -> ApproximateStages:
     """Square the scores."""
     scores, error = at.value("scores"), at.errors["scores"]
     squares = scores * scores
     moved = 2 * np.abs(scores) * error + error * error + at.few_roundings * squares + at.rounding.score_underflow
-    return at.from_logits("scores", squares, moved)
+    return at.stages_from_logits("scores", squares, moved)
 
 
-def capped_as(change: Callable[[Real, float, float], Real], slope: Callable[[float, float], float]) -> StepRule:
+def change_softcap_function(
+    change: Callable[[Real, float, float], Real], slope: Callable[[float, float], float]
+) -> StepRule:
     """Replace the softcap c tanh(s / c) by ``change(scores, c, scale)``, whose slope is at most ``slope(c, scale)``."""
 
-    def follow(at: ReplacedStepContext) -> ApproximateStages:
+    def compute_stages(at: ReplacedStepContext) -> ApproximateStages:
         cap, problem = at.stages.canonical.options.get("softcap"), at.truth.judged.problem
         if cap is None or "scores" not in at.truth.exact or OPERATIONS[at.stages.canonical.operation].has_gradients:
             return {}
@@ -279,15 +281,15 @@ def capped_as(change: Callable[[Real, float, float], Real], slope: Callable[[flo
         value = change(scores, *numbers)
         moved = slope(*numbers) * (error + at.few_roundings * np.abs(scores))
         moved = moved + at.few_roundings * np.abs(value) + at.rounding.score_underflow
-        return at.from_logits("capped", value, moved)
+        return at.stages_from_logits("capped", value, moved)
 
-    return follow
+    return compute_stages
 
 
-def scores_times(name: str, power: float) -> StepRule:
+def scores_times_lengths(name: str, power: float) -> StepRule:
     """Multiply scores by a power of the Euclidean lengths of queries or keys, or of both."""
 
-    def follow(at: ReplacedStepContext) -> ApproximateStages:
+    def compute_stages(at: ReplacedStepContext) -> ApproximateStages:
         query, key = (
             np.linalg.norm(as_float64(at.stages.canonical.inputs[operand]), axis=-1) for operand in ("query", "key")
         )
@@ -298,15 +300,15 @@ def scores_times(name: str, power: float) -> StepRule:
         factor = factor**power
         value = at.value("scores") * factor
         moved = at.errors["scores"] * factor + at.few_roundings * np.abs(value) + at.rounding.score_underflow
-        return at.from_logits("scores", value, moved)
+        return at.stages_from_logits("scores", value, moved)
 
-    return follow
+    return compute_stages
 
 
-def denominator_plus(number: float) -> StepRule:
+def add_to_denominator(number: float) -> StepRule:
     """Add a number to the sum of the exponentials, which are scaled so that the largest is 1."""
 
-    def follow(at: ReplacedStepContext) -> ApproximateStages:
+    def compute_stages(at: ReplacedStepContext) -> ApproximateStages:
         errors, is_base_two = at.errors, at.stages.canonical.options.get("lse_base") == "2"
         if is_base_two or not {"log_sum_exp", "weights"} <= at.truth.exact.keys():
             return {}
@@ -326,15 +328,15 @@ def denominator_plus(number: float) -> StepRule:
             "weights": (weights, max_error),
             "log_sum_exp": (total, (errors["log_sum_exp"] + 2 * shift) + rounded),
         }
-        return results | at.from_weights(weights, max_error)
+        return results | at.stages_after_weights(weights, max_error)
 
-    return follow
+    return compute_stages
 
 
 # Other heads.
 
 
-def merged_by_view(at: ReplacedStepContext) -> ApproximateStages:
+def merge_heads_by_view(at: ReplacedStepContext) -> ApproximateStages:
     """Merge heads by a reshape without a transposition."""
     context = at.value("context")
     batch, heads, length, width = context.shape
@@ -342,10 +344,10 @@ def merged_by_view(at: ReplacedStepContext) -> ApproximateStages:
         np.ascontiguousarray(array).reshape(batch, length, heads, width).swapaxes(1, 2)
         for array in (context, at.errors["context"])
     )
-    return at.estimates(at.walk({"context": BoundedStage(seen, Bound(moved, moved))}), ("output",))
+    return at.returned_stages(at.walk({"context": BoundedStage(seen, Bound(moved, moved))}), ("output",))
 
 
-def split_by_view(at: ReplacedStepContext) -> ApproximateStages:
+def split_heads_by_view(at: ReplacedStepContext) -> ApproximateStages:
     """Split heads by a reshape without a transposition, and compute attention with these heads."""
     operands = {}
     for name in QUERY_KEY_VALUE:
@@ -355,21 +357,21 @@ def split_by_view(at: ReplacedStepContext) -> ApproximateStages:
     results: ApproximateStages = {name: (part.value, part.errors[0]) for name, part in operands.items()}
     walk = at.walk(operands)
     later = [stage for stage in at.truth.exact if stage in walk.graph and stage not in operands]
-    return results | at.estimates(walk, later)
+    return results | at.returned_stages(walk, later)
 
 
-_ATTENTION = ("attention", "multi_head_attention")
-_WITH_SOFTMAX = ("softmax", *_ATTENTION, *BY_SCORE)
-_WITH_VALUES = (*_ATTENTION, *BY_SCORE)
-_MERGED = ("merge_states",)
-_WITH_LOG_SUM_EXP = (*_WITH_SOFTMAX, *_MERGED)
-_WITH_SCORES = ("scoring", *_ATTENTION, *BY_SCORE)
-_HEADS = ("multi_head_attention",)
-_CAPPED = ("attention", "scoring")
-_COSINE = ("scoring", "cosine_attention")
+_ATTENTION_OPS = ("attention", "multi_head_attention")
+_SOFTMAX_OPS = ("softmax", *_ATTENTION_OPS, *BY_SCORE)
+_VALUE_OPS = (*_ATTENTION_OPS, *BY_SCORE)
+_MERGE_OPS = ("merge_states",)
+_LSE_OPS = (*_SOFTMAX_OPS, *_MERGE_OPS)
+_SCORE_OPS = ("scoring", *_ATTENTION_OPS, *BY_SCORE)
+_PROJECTION_OPS = ("multi_head_attention",)
+_SOFTCAP_OPS = ("attention", "scoring")
+_COSINE_OPS = ("scoring", "cosine_attention")
 
 
-def replacement_by(follow: StepRule, *, only_failing: bool = False, begins_at: str = "") -> StepReplacement:
+def step_replacement(rule: StepRule, *, only_failing: bool = False, begins_at: str = "") -> StepReplacement:
     """Return the truth of another step: the errors of a rounding model as bounds, and those of float64 as radii.
 
     If ``only_failing``, the stages that do not fail keep the exact answer of the case. If ``begins_at`` names a stage
@@ -380,18 +382,18 @@ def replacement_by(follow: StepRule, *, only_failing: bool = False, begins_at: s
         if not _is_fully_defined(truth) or (begins_at and begins_at not in failing):
             return None
         known = truth.of_readings.setdefault("followed", {})  # shared by all implementations
-        if (follow, rounding_model) not in known:
+        if (rule, rounding_model) not in known:
             errors = {stage: bound.max_error for stage, bound in truth.bounds.of(rounding_model).items()}
             exact_errors = {stage: np.abs(answer.low) + answer.radius for stage, answer in truth.exact.items()}
             in_model = ReplacedStepContext(truth, truth.bounds.rounding(rounding_model), errors)
             in_float64 = ReplacedStepContext(truth, rounding_model_named("native", "float64"), exact_errors)
             with np.errstate(all="ignore"):
-                known[follow, rounding_model] = follow(in_model), follow(in_float64)
-        results, radii = known[follow, rounding_model]
+                known[rule, rounding_model] = rule(in_model), rule(in_float64)
+        results, radii = known[rule, rounding_model]
         if not results:
             return None
         changed = [stage for stage in results if stage in truth.exact and (stage in failing or not only_failing)]
-        exact = {stage: _enclosure(results[stage][0], radii[stage][1]) for stage in changed}
+        exact = {stage: _enclose_float64(results[stage][0], radii[stage][1]) for stage in changed}
         bounds = {stage: Bound(results[stage][1], results[stage][1]) for stage in changed}
         stages = ExactStages(truth.judged.canonical, {**truth.exact, **exact})
         known_bounds = {**truth.bounds.of(rounding_model), **bounds}
@@ -414,39 +416,40 @@ def _is_fully_defined(truth: Truth) -> bool:
     return conventional and is_defined and "softcap_follows" not in judged.canonical.options
 
 
-def _enclosure(value: Real, radius: Real) -> Enclosure:
+def _enclose_float64(value: Real, radius: Real) -> Enclosure:
     """Return an enclosure of float64 values; NaN gets an infinite radius."""
     known = np.isfinite(value)
     radius = np.where(known, radius, np.where(np.isnan(value), np.inf, 0.0))
     return Enclosure(value, np.zeros_like(value), np.broadcast_to(radius, value.shape))
 
 
-def _step(follow: StepRule, operations: tuple[str, ...], answer: str = "") -> Change:
+def _replace_step(rule: StepRule, operations: tuple[str, ...], answer: str = "") -> Change:
     """Return a change that replaces a step in some operations."""
-    replacement = replacement_by(follow)
+    replacement = step_replacement(rule)
 
     def change(problem: Problem) -> Form | None:
-        is_there = problem.operation in operations and (follow is not squared or has_scale(problem))
+        is_there = problem.operation in operations and (rule is not square_scores or has_scale(problem))
         return Form(problem, replacement=replacement, answer=answer) if is_there else None
 
     return change
 
 
-_SOFTMAX = (
+_SOFTMAX_READINGS = (
     *(
         Reading(f"softmax-over-{axis}", f"the softmax runs over the {axis}, not over the keys",
-                _step(softmax_over(number), _WITH_SOFTMAX), stage="weights")
+                _replace_step(softmax_over_axis(number), _SOFTMAX_OPS), stage="weights")
         for axis, number in (("queries", -2), ("heads", -3), ("batch", -4))
     ),
     Reading("weights-not-renormalised", "masked weights are set to zero behind the softmax, the others not "
-            "renormalised", _step(not_renormalised, _WITH_VALUES, "not renormalised")),
+            "renormalised", _replace_step(mask_after_softmax, _VALUE_OPS, "not renormalised")),
     Reading("mask-not-renormalised", "weights that the mask forbids are set to zero behind the softmax, and the "
-            "others not renormalised", _step(mask_not_renormalised, _WITH_VALUES, "not renormalised")),
+            "others not renormalised", _replace_step(only_mask_after_softmax, _VALUE_OPS, "not renormalised")),
     convention("softcap-after-masked", "the softcap is applied after the mask, and masked keys have the logit "
-               "-softcap; the case means before it", _step(masked_at_minus_cap, _ATTENTION)),
-    Reading("scores-squared", "the scores are squared", _step(squared, _WITH_SCORES), stage="scores"),
+               "-softcap; the case means before it", _replace_step(mask_at_minus_softcap, _ATTENTION_OPS)),
+    Reading("scores-squared", "the scores are squared", _replace_step(square_scores, _SCORE_OPS), stage="scores"),
     *(
-        Reading(f"softcap-{name}", f"the softcap {says}", _step(capped_as(change, slope), _CAPPED), "softcap", "capped")
+        Reading(f"softcap-{name}", f"the softcap {says}",
+                _replace_step(change_softcap_function(change, slope), _SOFTCAP_OPS), "softcap", "capped")
         for name, says, change, slope in (
             ("twice", "is applied twice", lambda s, c, a: c * np.tanh(np.tanh(s / c)), lambda c, a: 1.0),
             ("not-multiplied-back", "is tanh(s / c), without the factor c", lambda s, c, a: np.tanh(s / c),
@@ -459,7 +462,8 @@ _SOFTMAX = (
         )
     ),
     *(
-        Reading(f"cosine-times-{slug}", f"scores are {says}", _step(scores_times(name, power), _COSINE), stage="scores")
+        Reading(f"cosine-times-{slug}", f"scores are {says}",
+                _replace_step(scores_times_lengths(name, power), _COSINE_OPS), stage="scores")
         for slug, says, name, power in (
             ("length-of-query", "not divided by the length of the query", "query", 1),
             ("length-of-key", "not divided by the length of the key", "key", 1),
@@ -468,36 +472,36 @@ _SOFTMAX = (
     ),
     *(
         Reading(f"denominator-plus-{number:g}", f"{number:g} is added to the sum of the exponentials",
-                _step(denominator_plus(number), _WITH_SOFTMAX), stage="weights")
+                _replace_step(add_to_denominator(number), _SOFTMAX_OPS), stage="weights")
         for number in (1.0, 1e-3, 1e-6, 1e-9)
     ),
     Reading("heads-merged-by-view", "heads are merged by a reshape without a transposition",
-            _step(merged_by_view, _HEADS), stage="output"),
-    Reading("heads-split-by-view", "heads are split by a reshape without a transposition", _step(split_by_view, _HEADS),
-            stage="query"),
+            _replace_step(merge_heads_by_view, _PROJECTION_OPS), stage="output"),
+    Reading("heads-split-by-view", "heads are split by a reshape without a transposition",
+            _replace_step(split_heads_by_view, _PROJECTION_OPS), stage="query"),
 )  # fmt: skip
-_LOG_SUM_EXP = tuple(
-    Reading(f"log-sum-exp-{name}", f"log_sum_exp {says}", _step(follow, operations), stage="log_sum_exp")
-    for name, says, follow, operations in (
-        ("base-2", "is in base 2: it lacks the factor ln(2)", log_sum_exp_as(1 / _LN2, 1 / _LN2), _WITH_LOG_SUM_EXP),
-        ("base-e", "is in base e: it has the factor ln(2)", log_sum_exp_as(_LN2, _LN2, base_two=True), _MERGED),
-        ("mixed-base", "adds the logarithm in base 2 of the sum to the maximum", log_sum_exp_as(1.0, 1 / _LN2),
-         _WITH_LOG_SUM_EXP),
-        ("of-maximum-alone", "is the maximum alone", log_sum_exp_as(1.0, 0.0), _WITH_LOG_SUM_EXP),
-        ("without-maximum", "lacks the maximum that was subtracted", log_sum_exp_as(0.0, 1.0, base_two=None),
-         _WITH_LOG_SUM_EXP),
+_LOG_SUM_EXP_READINGS = tuple(
+    Reading(f"log-sum-exp-{name}", f"log_sum_exp {says}", _replace_step(rule, operations), stage="log_sum_exp")
+    for name, says, rule, operations in (
+        ("base-2", "is in base 2: it lacks the factor ln(2)", change_log_sum_exp(1 / _LN2, 1 / _LN2), _LSE_OPS),
+        ("base-e", "is in base e: it has the factor ln(2)", change_log_sum_exp(_LN2, _LN2, base_two=True), _MERGE_OPS),
+        ("mixed-base", "adds the logarithm in base 2 of the sum to the maximum", change_log_sum_exp(1.0, 1 / _LN2),
+         _LSE_OPS),
+        ("of-maximum-alone", "is the maximum alone", change_log_sum_exp(1.0, 0.0), _LSE_OPS),
+        ("without-maximum", "lacks the maximum that was subtracted", change_log_sum_exp(0.0, 1.0, base_two=None),
+         _LSE_OPS),
     )
 )  # fmt: skip
 
 
-def in_operations(
+def if_operation(
     operations: tuple[str, ...], number: Callable[[Problem], float | None]
 ) -> Callable[[Problem], float | None]:
     """Restrict a number to problems of some operations."""
     return lambda problem: number(problem) if problem.operation in operations else None
 
 
-def powers(prefix: str, name: str, words: str, size: Callable[[Problem], float | None]) -> Sequence[Number]:
+def shape_factors(prefix: str, name: str, words: str, size: Callable[[Problem], float | None]) -> Sequence[Number]:
     """Return the readings with a factor that the shapes define, and with its inverse."""
 
     def inverse(problem: Problem) -> float | None:
@@ -510,7 +514,7 @@ def powers(prefix: str, name: str, words: str, size: Callable[[Problem], float |
     )
 
 
-def width_to(power: float) -> Callable[[Problem], float | None]:
+def width_power(power: float) -> Callable[[Problem], float | None]:
     """Return a power of the head width; None if the width is 0."""
 
     def number(problem: Problem) -> float | None:
@@ -525,11 +529,7 @@ def _head_count(problem: Problem) -> float | None:
     return widths["H D"] / widths["D"] if widths["D"] else None
 
 
-def _key_count(problem: Problem) -> float:
-    return float(queries_and_keys(problem.inputs)[1])
-
-
-def multiplied_stages(*stages: str, from_any: bool = False) -> Callable[[Problem, float, str], Sequence[Form]]:
+def multiply_failing_stages(*stages: str, from_any: bool = False) -> Callable[[Problem, float, str], Sequence[Form]]:
     """Multiply the failing stages among some; if ``from_any``, in one form for each stage at which they may begin."""
 
     def change(problem: Problem, factor: float, words: str) -> Sequence[Form]:
@@ -537,8 +537,10 @@ def multiplied_stages(*stages: str, from_any: bool = False) -> Callable[[Problem
             Form(
                 problem,
                 stage=stages[first],
-                replacement=replacement_by(
-                    multiplied(stages[first:], factor), only_failing=True, begins_at=stages[first] if from_any else ""
+                replacement=step_replacement(
+                    multiply_stages(stages[first:], factor),
+                    only_failing=True,
+                    begins_at=stages[first] if from_any else "",
                 ),
             )
             for first in range(len(stages) if from_any else 1)
@@ -547,22 +549,27 @@ def multiplied_stages(*stages: str, from_any: bool = False) -> Callable[[Problem
     return change
 
 
-_OUTPUTS = number_readings(
+_OUTPUT_READINGS = number_readings(
     lambda words: f"the {{stage}} {words}",
     "output times",
     (
-        ("output-doubled", "is twice as large", in_operations(_WITH_SOFTMAX, lambda problem: 2.0)),
-        ("output-halved", "is half as large", in_operations(_WITH_SOFTMAX, lambda problem: 0.5)),
-        ("output-negated", "is the negative", in_operations(_WITH_SOFTMAX, lambda problem: -1.0)),
-        *powers("output", "keys", "the number of keys", in_operations(_WITH_SOFTMAX, _key_count)),
-        *powers("output", "root-of-width", "sqrt(D)", in_operations(_ATTENTION, width_to(0.5))),
-        *powers("output", "width", "D", in_operations(_ATTENTION, width_to(1))),
-        *powers("output", "heads", "the number of heads", in_operations(_ATTENTION, _head_count)),
+        ("output-doubled", "is twice as large", if_operation(_SOFTMAX_OPS, lambda problem: 2.0)),
+        ("output-halved", "is half as large", if_operation(_SOFTMAX_OPS, lambda problem: 0.5)),
+        ("output-negated", "is the negative", if_operation(_SOFTMAX_OPS, lambda problem: -1.0)),
+        *shape_factors(
+            "output",
+            "keys",
+            "the number of keys",
+            if_operation(_SOFTMAX_OPS, lambda problem: float(queries_and_keys(problem.inputs)[1])),
+        ),
+        *shape_factors("output", "root-of-width", "sqrt(D)", if_operation(_ATTENTION_OPS, width_power(0.5))),
+        *shape_factors("output", "width", "D", if_operation(_ATTENTION_OPS, width_power(1))),
+        *shape_factors("output", "heads", "the number of heads", if_operation(_ATTENTION_OPS, _head_count)),
     ),
-    multiplied_stages("weights", *MEANS, from_any=True),
+    multiply_failing_stages("weights", *MEANS, from_any=True),
 )
 
 REPLACED_STEPS: Mapping[str, Sequence[Reading]] = {
-    "Softmax, log_sum_exp and output": (*_SOFTMAX, *_LOG_SUM_EXP, *_OUTPUTS),
+    "Softmax, log_sum_exp and output": (*_SOFTMAX_READINGS, *_LOG_SUM_EXP_READINGS, *_OUTPUT_READINGS),
 }
 """Readings that replace a step, by topic."""

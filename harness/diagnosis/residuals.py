@@ -1,7 +1,7 @@
 """Computes the distance of a result from each reading of its case in float64.
 
-The distance selects the readings that are worth an exact answer. ``best_number`` fits the free number of a reading.
-``Readings`` holds all readings of one case in one dtype, and evaluates each reading once, when the first failing
+The distance selects the readings that are worth an exact answer. ``fit_number`` fits the free number of a reading.
+``CaseReadings`` holds all readings of one case in one dtype, and evaluates each reading once, when the first failing
 implementation needs it. The truth of the case keeps them, so that the other implementations that fail the case are
 compared with all readings at little cost.
 """
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from attncheck.attention.errors import Real
 from attncheck.attention.sampling import RowIndices
 from attncheck.attention.walk import approximate_stages
-from attncheck.diagnosis.readings import readings_of
+from attncheck.diagnosis.readings import applicable_readings
 from attncheck.judging.alternatives import Alternative, delivered
 from attncheck.judging.exact_stages import Array, Stages
 from attncheck.judging.stage_bounds import StageReference
@@ -29,7 +29,11 @@ from attncheck.reading.problem import Problem
 from attncheck.spec import DEFAULT_EMPTY_ROWS
 
 _OCTAVES, _PER_OCTAVE, _ITERATIONS = 6, 2, 12
-"""Octaves of the coarse search on both sides, its points per octave, and the steps of Newton's iteration."""
+"""Octaves of the coarse search on both sides, its points per octave, and the steps of Newton's iteration.
+
+A choice: the octaves reach from 1 / 64 to 64 times the given number, of either sign. A number outside them is not
+found; each point costs one evaluation in float64.
+"""
 
 
 def fit_scale(residual: Callable[[float], Real], reference: float) -> float | None:
@@ -37,8 +41,12 @@ def fit_scale(residual: Callable[[float], Real], reference: float) -> float | No
 
     A coarse search covers some octaves on both sides of ``reference``, of either sign. Then Gauss and Newton's
     iteration refines the best scale, between its neighbours of the coarse search.
+
+    Example:
+        >>> round(fit_scale(lambda scale: np.array([1.0, 2.0]) * (scale - 0.3), reference=1.0), 6)
+        0.3
     """
-    grid = grid_around(reference)
+    grid = scale_grid(reference)
     far = np.array([np.abs(residual(scale)).sum() for scale in grid])
     if not np.isfinite(far).any():
         return None
@@ -58,15 +66,26 @@ def fit_scale(residual: Callable[[float], Real], reference: float) -> float | No
     return scale if low < scale < high else None
 
 
-def grid_around(reference: float) -> list[float]:
-    """Return the scales of the coarse search in ascending order."""
+def scale_grid(reference: float) -> list[float]:
+    """Return the scales of the coarse search in ascending order.
+
+    Example:
+        >>> grid = scale_grid(0.5)
+        >>> len(grid), grid[0], grid[-1]
+        (51, -32.0, 32.0)
+    """
     steps = np.arange(-_OCTAVES * _PER_OCTAVE, _OCTAVES * _PER_OCTAVE + 1)
     octaves = 2.0 ** (steps / _PER_OCTAVE) * (abs(reference) or 1.0)
     return [*(-octaves[::-1]).tolist(), 0.0, *octaves.tolist()]
 
 
-def shortest(scale: float, relative: float, reference: float) -> float:
-    """Return the nearby number with the fewest digits, since constants in code are short."""
+def shorten_number(scale: float, relative: float, reference: float) -> float:
+    """Return the nearby number with the fewest digits, since constants in code are short.
+
+    Example:
+        >>> shorten_number(0.12500001, relative=1e-6, reference=1.0), shorten_number(1e-9, 1e-6, 1.0)
+        (0.125, 0.0)
+    """
     if abs(scale) <= relative * abs(reference):
         return 0.0
     for digits in range(2, 10):
@@ -76,7 +95,7 @@ def shortest(scale: float, relative: float, reference: float) -> float:
     return scale
 
 
-_MAX_CACHED = 1 << 13
+_MAX_CACHED_ELEMENTS = 1 << 13
 """Maximum size of the failing stages for which the coarse search caches its stages: 51 times as many elements."""
 
 
@@ -95,7 +114,7 @@ def approximate(problem: Problem, rows: RowIndices | None = None) -> Approximati
     return Approximation(approximate_stages(plain), undefined_rows)
 
 
-def residual(
+def relative_distance(
     approximation: Approximation,
     returned: Stages,
     stage_aliases: Mapping[str, str] | None = None,
@@ -118,7 +137,7 @@ def residual(
     return far
 
 
-def best_number(
+def fit_number(
     with_number: Callable[[float], Problem],
     returned: Stages,
     reference: float,
@@ -130,7 +149,10 @@ def best_number(
     numbers of the coarse search.
     """
     wanted = {stage: array.astype(np.float64) for stage, array in returned.items()}
-    grid, is_small = frozenset(grid_around(reference)), sum(array.size for array in wanted.values()) <= _MAX_CACHED
+    grid, is_small = (
+        frozenset(scale_grid(reference)),
+        sum(array.size for array in wanted.values()) <= _MAX_CACHED_ELEMENTS,
+    )
 
     def stages_with(number: float) -> Stages:
         if number in known:
@@ -167,56 +189,56 @@ def _mean_difference(array: Array, expected: Array) -> float:
 
 
 @dataclass(eq=False)
-class Readings:
+class CaseReadings:
     """The readings of a case, with their stages and truths as far as they were needed."""
 
     truth: Truth
-    _approximate: dict[Alternative, Approximation] = field(default_factory=dict)
+    _approximations: dict[Alternative, Approximation] = field(default_factory=dict)
     _truths: dict[tuple[Alternative, str, frozenset[str]], Truth | None] = field(default_factory=dict)
-    _apart: dict[tuple[Alternative, frozenset[str]], float] = field(default_factory=dict)
+    _distances_from_exact: dict[tuple[Alternative, frozenset[str]], float] = field(default_factory=dict)
 
     @cached_property
     def alternatives(self) -> tuple[Alternative, ...]:
         """All readings: conventions first, then mistakes and steps."""
         called, problem = self.truth.judged.called, self.truth.judged.problem
         if called is not problem:  # readings of the call first: the lowered problem has options that no case sets
-            return (*readings_of(called, before_lowering=True), *readings_of(problem))
+            return (*applicable_readings(called, before_lowering=True), *applicable_readings(problem))
         call = delivered(problem)
         mask = call.inputs.get("mask")
         if mask is None or mask is problem.inputs.get("mask"):
-            return tuple(readings_of(problem))
+            return tuple(applicable_readings(problem))
         # The call has a mask that the case lacks, such as one of queries; the readings of masks apply to it.
-        of_mask = (reading for reading in readings_of(call) if reading.name.startswith("mask-"))
-        return (*readings_of(problem), *(reading for reading in of_mask if not reading.replacement))
+        of_mask = (reading for reading in applicable_readings(call) if reading.name.startswith("mask-"))
+        return (*applicable_readings(problem), *(reading for reading in of_mask if not reading.replacement))
 
     @cached_property
-    def own(self) -> Approximation:
+    def of_case(self) -> Approximation:
         """The case itself in float64."""
         return approximate(self.truth.judged.problem, self.truth.judged.query_rows)
 
-    def lacks_distance(self, alternative: Alternative) -> bool:
+    def has_no_distance(self, alternative: Alternative) -> bool:
         """Return whether a reading has no distance: it is another step, or has the softcap in another place."""
         problem = self.truth.judged.problem
         moves_softcap = alternative.problem.options.get("softcap_follows") != problem.options.get("softcap_follows")
         return alternative.replacement is not None or moves_softcap
 
-    def residual(self, alternative: Alternative, returned: Stages, most: float = np.inf) -> float:
+    def distance(self, alternative: Alternative, returned: Stages, most: float = np.inf) -> float:
         """Return the distance of stages from a reading; if it is larger than ``most``, some larger number."""
-        return residual(self.approximation(alternative), returned, alternative.stage_aliases, most)
+        return relative_distance(self.approximation(alternative), returned, alternative.stage_aliases, most)
 
     def approximation(self, alternative: Alternative) -> Approximation:
         """Return a reading in float64."""
-        if alternative not in self._approximate:
-            self._approximate[alternative] = approximate(alternative.problem, self.truth.judged.query_rows)
-        return self._approximate[alternative]
+        if alternative not in self._approximations:
+            self._approximations[alternative] = approximate(alternative.problem, self.truth.judged.query_rows)
+        return self._approximations[alternative]
 
-    def separation(self, alternative: Alternative, stages: frozenset[str]) -> float:
+    def distance_from_exact(self, alternative: Alternative, stages: frozenset[str]) -> float:
         """Return the distance of the exact answer from a reading, at some stages."""
         key = alternative, stages
-        if key not in self._apart:
+        if key not in self._distances_from_exact:
             exact = {stage: self.truth.exact[stage].high for stage in stages}
-            self._apart[key] = self.residual(alternative, exact)
-        return self._apart[key]
+            self._distances_from_exact[key] = self.distance(alternative, exact)
+        return self._distances_from_exact[key]
 
     def truth_of(self, alternative: Alternative, rounding_model: str, failing: Stages) -> Truth | None:
         """Return the exact answer of a reading; None if it has none."""

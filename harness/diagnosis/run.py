@@ -39,17 +39,17 @@ from typing import TYPE_CHECKING, TypeAlias
 from attncheck.common.errors import ResultsError
 from attncheck.common.store import UnreadableEntry
 from attncheck.common.wording import AND, BY_ITSELF
-from attncheck.diagnosis.case_evidence import Evidence, Fit
+from attncheck.diagnosis.case_evidence import Evidence, Match
 from attncheck.diagnosis.decision import (
-    CERTAIN,
+    MIN_CERTAIN_PAIRS,
     MIN_RATIO,
     OR,
     UNNAMED,
     Decision,
-    Wording,
+    DiagnosisColumns,
+    apply_decision,
     decide,
-    fit_of,
-    reworded,
+    match_of,
 )
 from attncheck.diagnosis.float64_in_float32 import decide_by_dtype, is_computed_in_float32
 from attncheck.diagnosis.on_demand import DIAGNOSIS
@@ -63,7 +63,7 @@ from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import score_elements
 from attncheck.results.format import CHANGED_BY_DIAGNOSIS, Row
 from attncheck.results.parts import ArrayParts
-from attncheck.spec import ACCURACY, DTYPES, EMPTY_ROWS
+from attncheck.spec import ACCURACY_PREFIX, DTYPES, EMPTY_ROWS
 from attncheck.spec.verdicts import WRONG_NUMBERS, Verdict
 
 if TYPE_CHECKING:
@@ -77,10 +77,10 @@ MAX_SCORES = 1 << 17
 """Maximum number of elements of the score matrix of a case on which a confirmed reading is tried."""
 MAX_UNNAMED = 6
 """Maximum number of consecutive cases that fit no reading; the remaining cases then get no name."""
-MANY_NUMBERS = 64
+MIN_NUMBERS_FOR_ACCURACY = 64
 """Number of elements of a stage that is enough to estimate an accuracy; few of the simplest cases have as many."""
 
-Returned: TypeAlias = Callable[[Evaluation], Computed | None]
+ReturnedLookup: TypeAlias = Callable[[Evaluation], Computed | None]
 """Returns the computed stages of an evaluation; None if they are not known any more."""
 
 
@@ -100,7 +100,7 @@ class FailingEvaluation:
     @property
     def key(self) -> Evaluation:
         """The evaluation: implementation, case and dtype."""
-        return _evaluation(self.rows[0])
+        return _evaluation_of(self.rows[0])
 
     @property
     def kind(self) -> tuple[str, str, str]:
@@ -117,17 +117,17 @@ class FailingEvaluation:
         return elements, arguments, self.unit.case, DTYPES.index(self.unit.dtype)
 
     @property
-    def numbers(self) -> int:
+    def element_count(self) -> int:
         """Number of returned elements of the first failing stage."""
         return 0 if self.returned is None else self.returned.stages[self.rows[0].stage].size
 
     @property
-    def is_whole(self) -> bool:
+    def has_all_rows_judged(self) -> bool:
         """True if all query rows were judged."""
         return all(row.judged_rows is None for row in self.rows)
 
     @property
-    def no_evidence(self) -> Evidence:
+    def empty_evidence(self) -> Evidence:
         """Evidence without a fit and without a refuted reading."""
         return Evidence((), frozenset(), self.rows[0].stage, self.case.operation)
 
@@ -156,11 +156,11 @@ class ReturnedStages:
         return ArrayParts(self.directory)
 
 
-Ask: TypeAlias = Callable[[str], Sequence[str]]
+ConventionLookup: TypeAlias = Callable[[str], Sequence[str]]
 """Measures the conventions of an implementation, and returns the names of these readings (``conventions.py``)."""
 
 
-Judged: TypeAlias = Mapping[str, Collection[str]]
+JudgedCases: TypeAlias = Mapping[str, Collection[str]]
 """Implementation -> cases in which it was judged."""
 
 
@@ -168,9 +168,9 @@ def diagnose(
     rows: Sequence[Row],
     plan: Plan,
     judge: Judge,
-    returned: Returned,
-    ask: Ask = lambda name: (),
-    judged: Judged = MappingProxyType({}),
+    returned: ReturnedLookup,
+    ask: ConventionLookup = lambda name: (),
+    judged: JudgedCases = MappingProxyType({}),
 ) -> list[Row]:
     """Return the rows of a run in their order, with the diagnosis in failing rows.
 
@@ -178,42 +178,45 @@ def diagnose(
     where a reading does not apply. The order of the rows does not affect the diagnosis.
     """
     order = sorted(range(len(rows)), key=lambda number: _sort_key(rows[number]))
-    diagnosed = _diagnose([rows[number] for number in order], plan, judge, returned, ask, judged)
+    diagnosed = _diagnose_sorted([rows[number] for number in order], plan, judge, returned, ask, judged)
     return [row for _, row in sorted(zip(order, diagnosed, strict=True), key=lambda numbered: numbered[0])]
 
 
 def _sort_key(row: Row) -> tuple[str, ...]:
-    parts = (*_evaluation(row), row.comparison, row.stage, row.other, row.called, row.index, row.message)
+    parts = (*_evaluation_of(row), row.comparison, row.stage, row.other, row.called, row.index, row.message)
     return tuple(part or "" for part in parts)
 
 
-def _diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned, ask: Ask, judged: Judged) -> list[Row]:
+def _diagnose_sorted(
+    rows: Sequence[Row], plan: Plan, judge: Judge, returned: ReturnedLookup, ask: ConventionLookup, judged: JudgedCases
+) -> list[Row]:
     """Diagnose sorted rows, or take the diagnosis of the same failures from the store."""
     failing = _failing_evaluations(rows, plan, returned)
     if not failing:
         return list(rows)
 
     def compute() -> list[Row]:
-        searches, decisions = _Searches(plan, judge, ask), dict[Evaluation, Decision]()
+        searches, decisions = _EvidenceCollector(plan, judge, ask), dict[Evaluation, Decision]()
         evidence = searches.evidence
         in_float32 = frozenset(plan.case(unit).id for unit in plan if unit.dtype == "float32")
         for name in dict.fromkeys(failure.key[0] for failure in failing):
             of_name = [failure for failure in failing if failure.key[0] == name]
             decisions |= decide_by_dtype(of_name, in_float32, searches.decide)
-        undecided = [failure for failure in failing if decisions[failure.key].fit is None]
+        undecided = [failure for failure in failing if decisions[failure.key].match is None]
         decisions |= searches.decide_compositions(undecided, decisions)
         failed = {
             (row.implementation, row.case)
             for row in rows
-            if not is_computed_in_float32(_evaluation(row), decisions.get(_evaluation(row), UNNAMED))
+            if not is_computed_in_float32(_evaluation_of(row), decisions.get(_evaluation_of(row), UNNAMED))
         }
-        conditions = _Conditions(plan, judge, judged, failed)
-        decisions = _without_few_accuracies(decisions)
-        decisions = conditions.add_to({failure.key: failure for failure in failing}, decisions, evidence)
+        conditions = _ConditionFinder(plan, judge, judged, failed)
+        decisions = _drop_rare_accuracies(decisions)
+        decisions = conditions.add_conditions({failure.key: failure for failure in failing}, decisions, evidence)
         unnamed = (key for key in evidence if decisions[key] == UNNAMED)
-        of_one_case = {key: fit.description for key in unnamed if (fit := decide({"": evidence[key]})[""].fit)}
-        diagnosed = [_diagnosed_row(row, decisions.get(_evaluation(row)), searches.examined) for row in rows]
-        return mark_dependent_numbers([_with_hint(row, of_one_case.get(_evaluation(row), "")) for row in diagnosed])
+        of_one_case = {key: match.description for key in unnamed if (match := decide({"": evidence[key]})[""].match)}
+        diagnosed = [_diagnosed_row(row, decisions.get(_evaluation_of(row)), searches.examined) for row in rows]
+        hinted = [_append_hint(row, of_one_case.get(_evaluation_of(row), "")) for row in diagnosed]
+        return mark_dependent_numbers(hinted)
 
     def key() -> object:
         inputs = [plan.inputs(failure.unit) for failure in failing]
@@ -226,12 +229,12 @@ def _diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned,
         lambda: key_of("diagnoses", key()),
         compute,
         lambda after: json.dumps([[getattr(row, name) for name in CHANGED_BY_DIAGNOSIS] for row in after]).encode(),
-        lambda data: _with_stored_changes(rows, data),
+        lambda data: _apply_stored_changes(rows, data),
     )
     return diagnosed
 
 
-def _with_stored_changes(rows: Sequence[Row], data: bytes) -> list[Row]:
+def _apply_stored_changes(rows: Sequence[Row], data: bytes) -> list[Row]:
     try:
         changes = [dict(zip(CHANGED_BY_DIAGNOSIS, change, strict=True)) for change in json.loads(data)]
         return [
@@ -242,18 +245,18 @@ def _with_stored_changes(rows: Sequence[Row], data: bytes) -> list[Row]:
         raise UnreadableEntry from error
 
 
-def _evaluation(row: Row) -> Evaluation:
+def _evaluation_of(row: Row) -> Evaluation:
     return row.implementation, row.case, row.dtype
 
 
-def _failing_evaluations(rows: Sequence[Row], plan: Plan, returned: Returned) -> list[FailingEvaluation]:
+def _failing_evaluations(rows: Sequence[Row], plan: Plan, returned: ReturnedLookup) -> list[FailingEvaluation]:
     """Return the evaluations to diagnose, the simplest first."""
     undiagnosed: dict[Evaluation, list[Row]] = defaultdict(list)
     failed: dict[Evaluation, set[str]] = defaultdict(set)
     for row in rows:
-        failed[_evaluation(row)].add(row.stage)
+        failed[_evaluation_of(row)].add(row.stage)
         if is_undiagnosed(row):
-            undiagnosed[_evaluation(row)].append(row)
+            undiagnosed[_evaluation_of(row)].append(row)
     units = {(plan.case(unit).id, unit.dtype): unit for unit in plan} if undiagnosed else {}
     failing = []
     for key, failing_rows in undiagnosed.items():
@@ -265,12 +268,12 @@ def _failing_evaluations(rows: Sequence[Row], plan: Plan, returned: Returned) ->
 
 
 @dataclass(eq=False)
-class _Searches:
+class _EvidenceCollector:
     """Evidence of failing cases, one implementation after the other."""
 
     plan: Plan
     judge: Judge
-    ask: Ask
+    ask: ConventionLookup
     evidence: dict[Evaluation, Evidence] = field(default_factory=dict)
     examined: dict[Evaluation, Mapping[str, Row]] = field(default_factory=dict)
     """The rows by stage, each with the diagnosis of that case only."""
@@ -280,29 +283,29 @@ class _Searches:
     def decide(self, failing: Sequence[FailingEvaluation]) -> dict[Evaluation, Decision]:
         """Search failing evaluations of one implementation for readings, and decide their diagnoses."""
         self.searched = {failure.key for failure in failing}
-        self._search(failing)
+        self._collect(failing)
         return decide({failure.key: self.evidence[failure.key] for failure in failing})
 
-    def _search(self, failing: Sequence[FailingEvaluation]) -> None:
+    def _collect(self, failing: Sequence[FailingEvaluation]) -> None:
         """Examine cases of each kind until they confirm a reading, and try it on the other cases."""
         confirmed: dict[str, dict[str, float | None]] = defaultdict(dict)
         kinds: dict[tuple[str, str, str], list[FailingEvaluation]] = defaultdict(list)
         for failure in failing:
             kinds[failure.kind].append(failure)
         for kind, members in sorted(kinds.items(), key=lambda entry: -len(entry[1])):
-            self._search_kind(members, confirmed[kind[0]])
+            self._examine_kind(members, confirmed[kind[0]])
 
-    def _search_kind(self, members: Sequence[FailingEvaluation], confirmed: dict[str, float | None]) -> None:
+    def _examine_kind(self, members: Sequence[FailingEvaluation], confirmed: dict[str, float | None]) -> None:
         """Examine the simplest members; ``confirmed`` maps confirmed readings to their fitted factors."""
         remaining = self._try_on_cases(members, confirmed)
         examined: list[FailingEvaluation] = []
         unnamed, least = 0, 0
         while remaining and len(examined) < MAX_EXAMINED:
             last = examined[-MAX_UNNAMED:]
-            if unnamed == MAX_UNNAMED and not any(failure.numbers >= MANY_NUMBERS for failure in last):
-                unnamed, least = 0, MANY_NUMBERS
+            if unnamed == MAX_UNNAMED and all(failure.element_count < MIN_NUMBERS_FOR_ACCURACY for failure in last):
+                unnamed, least = 0, MIN_NUMBERS_FOR_ACCURACY
             seen = {failure.case.id for failure in examined}
-            candidates = [failure for failure in remaining if failure.numbers >= least]
+            candidates = [failure for failure in remaining if failure.element_count >= least]
             if unnamed == MAX_UNNAMED or not candidates:
                 break
             failure = next((failure for failure in candidates if failure.case.id not in seen), candidates[0])
@@ -310,13 +313,14 @@ class _Searches:
             if not self._examine(failure):
                 continue
             examined.append(failure)
-            unnamed = 0 if self.evidence[failure.key].fits else unnamed + 1
+            unnamed = 0 if self.evidence[failure.key].matches else unnamed + 1
             if readings := self._newly_confirmed(examined, confirmed):
                 confirmed |= readings
                 remaining = self._try_on_cases(remaining, readings)
                 # An examined case may have too few numbers to estimate an accuracy.
-                self._try_on_cases([failure for failure in examined if not self.evidence[failure.key].fits], readings)
-        self.evidence |= {failure.key: failure.no_evidence for failure in remaining}
+                unmatched = [failure for failure in examined if not self.evidence[failure.key].matches]
+                self._try_on_cases(unmatched, readings)
+        self.evidence |= {failure.key: failure.empty_evidence for failure in remaining}
 
     def _examine(self, failure: FailingEvaluation) -> bool:
         """Store the evidence of one case; return False if the returned stages are not known any more."""
@@ -326,7 +330,7 @@ class _Searches:
 
         if failure.key in self.examined:
             return True
-        self.evidence[failure.key] = failure.no_evidence
+        self.evidence[failure.key] = failure.empty_evidence
         if (returned := failure.returned) is None:
             return False
         (name, _, dtype), judge = failure.key, self.judge
@@ -339,7 +343,7 @@ class _Searches:
             judge.rounding_model(name, dtype),
             judge.known_of(failure.case, dtype, name, returned),
         )
-        self.evidence[failure.key] = outcome.evidence or failure.no_evidence
+        self.evidence[failure.key] = outcome.evidence or failure.empty_evidence
         self.examined[failure.key] = {row.stage: row for row in outcome.rows}
         return True
 
@@ -351,13 +355,13 @@ class _Searches:
         The factor is None if the cases have different factors, or none.
         """
         decisions = decide({key: evidence for key, evidence in self.evidence.items() if key in self.searched})
-        named: dict[str, dict[str, list[Fit]]] = {}
+        named: dict[str, dict[str, list[Match]]] = {}
         for failure in examined:
-            if fit := decisions[failure.key].fit:
-                named.setdefault(fit.name, {}).setdefault(failure.case.id, []).append(fit)
+            if match := decisions[failure.key].match:
+                named.setdefault(match.name, {}).setdefault(failure.case.id, []).append(match)
         for name, by_case in named.items():
             if len(by_case) >= MIN_CONFIRMING and not confirmed.keys() >= set(name.split(OR)):
-                factors = [fit.factor for fits in by_case.values() for fit in fits if fit.factor is not None]
+                factors = [match.factor for group in by_case.values() for match in group if match.factor is not None]
                 # The first case has the most precise factor.
                 differ = any(abs(factor - factors[0]) > 0.01 * abs(factors[0]) for factor in factors)
                 return dict.fromkeys(name.split(OR), None if differ or not factors else factors[0])
@@ -374,7 +378,7 @@ class _Searches:
         from attncheck.diagnosis.declared import problem_under_conventions
         from attncheck.diagnosis.wrong_result import FailingCase
 
-        if failure.returned is None or not failure.is_whole:
+        if failure.returned is None or not failure.has_all_rows_judged:
             return False
         inputs, dtype = self.plan.inputs(failure.unit), failure.unit.dtype
         if self._is_large(failure):
@@ -389,10 +393,10 @@ class _Searches:
             self.judge.rounding_model(failure.key[0], dtype),
         )
         stage = failure.rows[0].stage
-        fits = tuple(fit_of(alternative, stage) for alternative in case.explained_by(readings))
-        if fits:
-            self.evidence[failure.key] = Evidence(fits, frozenset(), stage, failure.case.operation)
-        return bool(fits)
+        matches = tuple(match_of(alternative, stage) for alternative in case.explaining_readings(readings))
+        if matches:
+            self.evidence[failure.key] = Evidence(matches, frozenset(), stage, failure.case.operation)
+        return bool(matches)
 
     def decide_compositions(
         self, unnamed: Sequence[FailingEvaluation], decisions: Mapping[Evaluation, Decision]
@@ -400,9 +404,9 @@ class _Searches:
         """Explain unnamed cases by several readings at once: those of named cases, and further ones."""
         known: dict[str, Counter[str]] = {}
         for key, decision in decisions.items():
-            fit = decision.fit
-            if fit is not None and not fit.name.startswith(ACCURACY):
-                known.setdefault(key[0], Counter())[fit.name] += 1
+            match = decision.match
+            if match is not None and not match.name.startswith(ACCURACY_PREFIX):
+                known.setdefault(key[0], Counter())[match.name] += 1
         composed: dict[Evaluation, Decision] = {}
         for name in dict.fromkeys(failure.key[0] for failure in unnamed):
             cases = {
@@ -410,27 +414,27 @@ class _Searches:
                 for failure in unnamed
                 if failure.key[0] == name and (case := self._composed_case(failure))
             }
-            fits = self._composed_fits(name, cases, known.get(name, Counter()))
-            shared = Counter(fit.name for fit in fits.values())
+            matches = self._composed_matches(name, cases, known.get(name, Counter()))
+            shared = Counter(match.name for match in matches.values())
             # If only one case shows a composition, its own message stays, which lists all readings that fit.
             composed |= {
-                key: Decision(fit)
-                for key, fit in fits.items()
-                if not decisions[key].keep_own_message or shared[fit.name] > 1
+                key: Decision(match)
+                for key, match in matches.items()
+                if not decisions[key].keep_own_message or shared[match.name] > 1
             }
         return composed
 
-    def _composed_fits(
+    def _composed_matches(
         self, name: str, cases: Mapping[Evaluation, ComposedCase], counts: Counter[str]
-    ) -> dict[Evaluation, Fit]:
+    ) -> dict[Evaluation, Match]:
         """Compose the readings of named cases; for cases still unnamed, add the measured conventions."""
-        from attncheck.diagnosis.compositions import compose
+        from attncheck.diagnosis.compositions import explain_jointly
 
-        fits = compose(cases, counts)
-        unnamed = {key: case for key, case in cases.items() if key not in fits}
-        known = counts.keys() | {part for fit in fits.values() for part in fit.name.split(AND)}
+        matches = explain_jointly(cases, counts)
+        unnamed = {key: case for key, case in cases.items() if key not in matches}
+        known = counts.keys() | {part for match in matches.values() for part in match.name.split(AND)}
         shown = [reading for reading in (self.ask(name) if unnamed else ()) if reading not in known]
-        return fits | (compose(unnamed, Counter([*counts.elements(), *known, *shown])) if shown else {})
+        return matches | (explain_jointly(unnamed, Counter([*counts.elements(), *known, *shown])) if shown else {})
 
     def _composed_case(self, failure: FailingEvaluation) -> ComposedCase | None:
         """Return a failing case with its exact answer; None if it is large, or its returned stages are not known."""
@@ -440,7 +444,7 @@ class _Searches:
         from attncheck.judging.truth import truth_of_case
 
         name, _, dtype = failure.key
-        if failure.returned is None or not failure.is_whole or self._is_large(failure):
+        if failure.returned is None or not failure.has_all_rows_judged or self._is_large(failure):
             return None
         stages, failing = failure.returned.stages, {row.stage for row in failure.rows}
         truth = truth_of_case(failure.case, self.plan.inputs(failure.unit), stages, self.judge.store)
@@ -458,22 +462,22 @@ class _Searches:
         return score_elements(failure.case.operation, failure.case.options, arrays) > MAX_SCORES
 
 
-_MAX_PASSING = 96
+_MAX_PASSING_CASES = 96
 """Maximum number of passing cases that are checked for one reading: the first ones that use its option."""
 _MAX_PASSING_SCORES = 1 << 13
 """Maximum number of elements of the score matrix of such a case."""
 
 
 @dataclass(frozen=True)
-class _Conditions:
+class _ConditionFinder:
     """Finds the conditions under which readings apply, from the passing cases."""
 
     plan: Plan
     judge: Judge
-    judged: Judged
+    judged: JudgedCases
     failed: Collection[tuple[str, str]]
 
-    def add_to(
+    def add_conditions(
         self,
         failing: Mapping[Evaluation, FailingEvaluation],
         decisions: Mapping[Evaluation, Decision],
@@ -485,38 +489,38 @@ class _Conditions:
         another fault.
         """
         keys_of_reading: dict[tuple[str, str, str], list[Evaluation]] = defaultdict(list)
-        fits: dict[Evaluation, Fit] = {}
+        matches: dict[Evaluation, Match] = {}
         for key, decision in decisions.items():
-            fit = decision.fit
+            match = decision.match
             if decision.keep_own_message and key in evidence:  # the message names a convention
-                fit = next((fit for fit in evidence[key].fits if fit.verdict == Verdict.SEMANTIC), None)
+                match = next((match for match in evidence[key].matches if match.verdict == Verdict.SEMANTIC), None)
             # Only a single reading without a fitted number can have a condition.
-            if fit is None or key not in failing or fit.is_fitted or AND in fit.name or OR in fit.name:
+            if match is None or key not in failing or match.is_fitted or AND in match.name or OR in match.name:
                 continue
-            if not fit.name.startswith((ACCURACY, "empty-rows-")):
-                keys_of_reading[key[0], failing[key].case.operation, fit.name].append(key)
-                fits[key] = fit
+            if not match.name.startswith((ACCURACY_PREFIX, "empty-rows-")):
+                keys_of_reading[key[0], failing[key].case.operation, match.name].append(key)
+                matches[key] = match
         changed = dict(decisions)
-        named = Counter((key[0], decision.fit.name) for key, decision in decisions.items() if decision.fit is not None)
+        named = Counter((key[0], match.name) for key, decision in decisions.items() if (match := decision.match))
         most = {name: max(count for (of, _), count in named.items() if of == name) for name, _ in named}
         for (name, operation, reading), keys in keys_of_reading.items():
             from attncheck.diagnosis.conditions import condition_of  # a run without failures does not load it
 
-            passing = self._passing(name, operation, reading)
-            explained = {failing[key].case.id: self._problem(name, failing[key].unit) for key in keys}
+            passing = self._refuting_problems(name, operation, reading)
+            explained = {failing[key].case.id: self._declared_problem(name, failing[key].unit) for key in keys}
             if (condition := condition_of([*explained.values()], passing)) is None:
                 continue
-            if not condition.words and len(keys) < CERTAIN and MIN_RATIO * len(keys) < most.get(name, 0):
+            if not condition.words and len(keys) < MIN_CERTAIN_PAIRS and MIN_RATIO * len(keys) < most.get(name, 0):
                 changed |= dict.fromkeys(keys, UNNAMED)
                 continue
             for key in keys:
-                text = condition.text(fits[key].description)
-                changed[key] = Decision(replace(fits[key], description=text, verdict=Verdict.NUMERIC.value))
+                text = condition.insert_into(matches[key].description)
+                changed[key] = Decision(replace(matches[key], description=text, verdict=Verdict.NUMERIC.value))
         return changed
 
-    def _passing(self, name: str, operation: str, reading: str) -> list[Problem]:
+    def _refuting_problems(self, name: str, operation: str, reading: str) -> list[Problem]:
         """Return the problems of passing cases whose result the reading would change."""
-        from attncheck.diagnosis.conditions import is_refuted_by
+        from attncheck.diagnosis.conditions import is_reading_refuted
 
         units: dict[str, Unit] = {}
         for unit in self.plan:
@@ -529,15 +533,15 @@ class _Conditions:
             case, arrays = self.plan.case(unit), self.plan.inputs(unit).arrays
             if not 0 < score_elements(case.operation, case.options, arrays) <= _MAX_PASSING_SCORES:
                 continue
-            problem = self._problem(name, unit)
-            refutes = is_refuted_by(reading, problem)
+            problem = self._declared_problem(name, unit)
+            refutes = is_reading_refuted(reading, problem)
             refuting += [problem] if refutes else []
             checked += refutes is not None
-            if checked == _MAX_PASSING:
+            if checked == _MAX_PASSING_CASES:
                 break
         return refuting
 
-    def _problem(self, name: str, unit: Unit) -> Problem:
+    def _declared_problem(self, name: str, unit: Unit) -> Problem:
         """Return the problem of a case under the declared conventions of an implementation."""
         from attncheck.diagnosis.declared import problem_under_conventions
 
@@ -546,7 +550,7 @@ class _Conditions:
         return problem if reading is None else reading.problem
 
 
-def _without_few_accuracies(decisions: Mapping[Evaluation, Decision]) -> dict[Evaluation, Decision]:
+def _drop_rare_accuracies(decisions: Mapping[Evaluation, Decision]) -> dict[Evaluation, Decision]:
     """Drop an accuracy diagnosis of fewer than ``MIN_CONFIRMING`` cases if other failing cases have no diagnosis.
 
     A real accuracy fault shows in many cases.
@@ -563,7 +567,7 @@ def _without_few_accuracies(decisions: Mapping[Evaluation, Decision]) -> dict[Ev
 
 
 def _is_accuracy(decision: Decision) -> bool:
-    return decision.fit is not None and decision.fit.name.startswith(ACCURACY)
+    return decision.match is not None and decision.match.name.startswith(ACCURACY_PREFIX)
 
 
 def _diagnosed_row(row: Row, decision: Decision | None, examined: Mapping[Evaluation, Mapping[str, Row]]) -> Row:
@@ -571,9 +575,9 @@ def _diagnosed_row(row: Row, decision: Decision | None, examined: Mapping[Evalua
     is_open = row.comparison == "stage" and not row.xfail and row.verdict in (*WRONG_NUMBERS, Verdict.SEMANTIC)
     if decision is None or not is_open:
         return row
-    changed = reworded(decision, Wording(row.verdict, row.message, row.begins_at or ""))
+    changed = apply_decision(decision, DiagnosisColumns(row.verdict, row.message, row.begins_at or ""))
     if changed is None:
-        return replace(examined.get(_evaluation(row), {}).get(row.stage, row), seconds=row.seconds)
+        return replace(examined.get(_evaluation_of(row), {}).get(row.stage, row), seconds=row.seconds)
     convention = (changed.diagnosis or "").removeprefix("empty-rows-")
     return replace(
         row,
@@ -585,7 +589,7 @@ def _diagnosed_row(row: Row, decision: Decision | None, examined: Mapping[Evalua
     )
 
 
-def _with_hint(row: Row, hint: str) -> Row:
+def _append_hint(row: Row, hint: str) -> Row:
     """Append the diagnosis of one case to the message of an unnamed row, so that `check` reports it like `explain`."""
     is_wrong = row.verdict in WRONG_NUMBERS and row.comparison == "stage" and not row.xfail
     return replace(row, message=f"{row.message}{BY_ITSELF}{hint}") if hint and is_wrong else row
@@ -596,11 +600,11 @@ def mark_dependent_numbers(rows: Sequence[Row]) -> list[Row]:
     stages: dict[Evaluation, list[Row]] = {}
     for row in rows:
         if row.comparison == "stage":
-            stages.setdefault(_evaluation(row), []).append(row)
+            stages.setdefault(_evaluation_of(row), []).append(row)
     reasons = {key: of[0] for key, of in stages.items() if all(row.verdict == Verdict.SEMANTIC for row in of)}
 
     def marked(row: Row) -> Row:
-        reason = reasons.get(_evaluation(row))
+        reason = reasons.get(_evaluation_of(row))
         if reason is None or row.comparison in ("stage", "pair") or row.verdict not in WRONG_NUMBERS or row.xfail:
             return row
         message = f"{row.message}; {reason.message}"

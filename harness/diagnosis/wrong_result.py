@@ -4,12 +4,11 @@ A reading matches if its exact answer agrees with all returned stages within the
 of the case. It is refuted if it does not match although it would change the result by more than rounding can
 (``is_distinguishable``). ``docs/diagnoses.md`` gives the rules in detail, and those for an accuracy.
 
-Some readings have a free number, such as a scale or a factor of the bias. ``fitted_numbers`` finds the number with
+Some readings have a free number, such as a scale or a factor of the bias. ``fitted_readings`` finds the number with
 which the case is nearest to the returned stages.
 
 ``FailingCase`` tries confirmed readings on other failing cases without exact arithmetic. It replaces the exact answer
-by float64 values, whose radii are the largest errors of float64. So a reading matches there if it matches in exact
-arithmetic. ``diagnose_case`` examines the cases that no confirmed reading explains.
+by float64 values, whose radii are the largest errors of float64. So a reading that matches exactly also matches there.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.walk import approximate_stages
 from attncheck.diagnosis.readings import (
     ACCURACIES,
+    APPROXIMATIONS,
     BIAS_FITTED,
     EXPONENTIALS,
     KEYS_FITTED,
+    NARROWER_APPROXIMATIONS,
     SCALE_FITTED,
     STAGE_FITTED,
-    TRADES,
-    TRADES_WITHIN_THE_WIDEST,
-    undefined_row_conventions,
+    other_empty_row_conventions,
 )
-from attncheck.diagnosis.readings_of_scores import with_bias_times
-from attncheck.diagnosis.replaced_steps import multiplied, replacement_by
-from attncheck.diagnosis.residuals import Readings, best_number, relative_bound, shortest
+from attncheck.diagnosis.readings_of_scores import multiply_bias
+from attncheck.diagnosis.replaced_steps import multiply_stages, step_replacement
+from attncheck.diagnosis.residuals import CaseReadings, fit_number, relative_bound, shorten_number
 from attncheck.judging.alternatives import (
     Alternative,
     Form,
@@ -56,13 +55,13 @@ from attncheck.judging.truth import Truth, truth_of_reading, truth_of_stages
 from attncheck.judging.undefined import find_undefined, judged_problem
 from attncheck.reading.lowering import queries_and_keys
 from attncheck.reading.problem import Problem
-from attncheck.spec import ACCURACY, OPERATIONS, PROJECTIONS, inputs_of, stage_position
+from attncheck.spec import ACCURACY_PREFIX, OPERATIONS, PROJECTIONS, inputs_of, stage_position
 from attncheck.spec.classes import WITH, rounding_model_named
 from attncheck.spec.dtypes import round_to
 from attncheck.spec.options import SIXTEEN_BITS
 from attncheck.spec.rounding import FORMATS
 
-_NEAR_MATCH = 16.0
+_MAX_NEAR_MATCH_RATIO = 16.0
 """A reading is not refuted if the mean error is at most this many times the mean bound."""
 
 
@@ -84,9 +83,9 @@ class WrongResult:
         return self.truth.judged.problem
 
     @cached_property
-    def readings(self) -> Readings:
+    def readings(self) -> CaseReadings:
         """The other readings of the case; all implementations that fail the case share them."""
-        readings: Readings = self.truth.of_readings.setdefault("all", Readings(self.truth))
+        readings: CaseReadings = self.truth.of_readings.setdefault("all", CaseReadings(self.truth))
         return readings
 
     def reference(self, stage: str) -> StageReference:
@@ -101,7 +100,7 @@ class WrongResult:
         return tuple(alternative for alternative in alternatives if stage_position(alternative.stage) <= first)
 
     @cached_property
-    def allowed(self) -> float:
+    def allowed_difference(self) -> float:
         """The approximate relative mean difference that rounding can cause."""
         unit = FORMATS[self.truth.bounds.dtype].unit_roundoff
         return max(relative_bound(map(self.reference, self.judged)), unit)
@@ -136,11 +135,12 @@ def is_distinguishable(wrong: WrongResult, alternative: Alternative) -> bool:
     allows.
     """
     truth = wrong.readings.truth_of(alternative, wrong.rounding_model, wrong.stages)
-    if truth is None or _nearly_matches(wrong, alternative, truth):
+    if truth is None or _is_near_match(wrong, alternative, truth):
         return False
     for stage in sorted(stages_from(alternative, wrong.judged)):
         named = alternative.stage_aliases.get(stage, stage)
-        if named not in truth.exact or _differ(wrong.reference(stage), truth.reference(named, wrong.rounding_model)):
+        reference = wrong.reference(stage)
+        if named not in truth.exact or _are_separated(reference, truth.reference(named, wrong.rounding_model)):
             return True
     return False
 
@@ -150,19 +150,19 @@ def try_reading(wrong: WrongResult, alternative: Alternative) -> Alternative | N
     truth = wrong.readings.truth_of(alternative, wrong.rounding_model, wrong.stages)
     if truth is None:
         return None
-    if matches(wrong, alternative, truth):
+    if is_match(wrong, alternative, truth):
         return alternative
     if alternative.stage_aliases or alternative.replacement or not is_only_in_empty_rows(replace(wrong, truth=truth)):
         return None
-    for of_rows in undefined_row_conventions(alternative.problem):
+    for of_rows in other_empty_row_conventions(alternative.problem):
         description = f"{alternative.description}; {of_rows.description}"
         both = replace(alternative, problem=of_rows.problem, description=description, option=of_rows.option, shared="")
-        if matches(wrong, both, truth_of_reading(wrong.truth, both.problem)):
+        if is_match(wrong, both, truth_of_reading(wrong.truth, both.problem)):
             return both
     return None
 
 
-def matches(wrong: WrongResult, alternative: Alternative, truth: Truth) -> bool:
+def is_match(wrong: WrongResult, alternative: Alternative, truth: Truth) -> bool:
     """Return whether the exact answer of a reading agrees with the returned stages, and differs from the case's."""
     named = {stage: alternative.stage_aliases.get(stage, stage) for stage in wrong.stages}
     if not set(named.values()) <= truth.exact.keys():
@@ -174,10 +174,10 @@ def matches(wrong: WrongResult, alternative: Alternative, truth: Truth) -> bool:
     right = stages_from(alternative, frozenset(wrong.right)) & truth.exact.keys() - alternative.stage_aliases.keys()
     if not _all_agree(truth, {stage: wrong.right[stage] for stage in right}, model):
         return False
-    return any(_differ(wrong.reference(stage), truth.reference(named[stage], model)) for stage in named)
+    return any(_are_separated(wrong.reference(stage), truth.reference(named[stage], model)) for stage in named)
 
 
-def _nearly_matches(wrong: WrongResult, alternative: Alternative, truth: Truth) -> bool:
+def _is_near_match(wrong: WrongResult, alternative: Alternative, truth: Truth) -> bool:
     for stage, array in wrong.stages.items():
         name = alternative.stage_aliases.get(stage, stage)
         if name not in truth.exact or truth.exact[name].shape != array.shape:
@@ -185,12 +185,12 @@ def _nearly_matches(wrong: WrongResult, alternative: Alternative, truth: Truth) 
         exact, bound = truth.exact[name], truth.bounds.of(wrong.rounding_model)[name]
         error, judged = exact.error_of(array), np.isfinite(exact.high) & np.isfinite(exact.radius)
         with np.errstate(over="ignore"):
-            if not error[judged].sum() <= _NEAR_MATCH * bound.max_error[judged].sum():
+            if not error[judged].sum() <= _MAX_NEAR_MATCH_RATIO * bound.max_error[judged].sum():
                 return False
     return True
 
 
-def _differ(first: StageReference, second: StageReference) -> bool:
+def _are_separated(first: StageReference, second: StageReference) -> bool:
     """Return whether two exact answers differ by more than the sum of their bounds."""
     first_exact, second_exact = first.exact, second.exact
     if first_exact.shape != second_exact.shape:
@@ -211,16 +211,16 @@ def stages_from(alternative: Alternative, stages: frozenset[str]) -> frozenset[s
     return frozenset(stage for stage in stages if stage_position(stage) >= stage_position(alternative.stage))
 
 
-_FORMATS = (("float32", "native"), ("bfloat16", "eager_pre"))
+_ACCURACY_FORMATS = (("float32", "native"), ("bfloat16", "eager_pre"))
 """Dtype and rounding model of each accuracy, the most accurate first."""
 
-_MIN_Z = 2.0**-8
+_MIN_LARGEST_ERROR = 2.0**-8
 """The largest error must be at least this fraction of the noise of a format to be an error of that format."""
 _MIN_ERRORS = 16
 """Minimum number of wrong elements from which an accuracy is estimated."""
 _MAX_OF_ONE_SIGN = 0.95
 """Maximum share of the errors, by number and by size, that may have the same sign."""
-_MAX_EXPLAINED = 0.5
+_MAX_EXPLAINED_VARIANCE = 0.5
 """Maximum share of the errors' variance that a multiple of the exact answer may explain."""
 
 
@@ -234,14 +234,14 @@ def judge_accuracy(wrong: WrongResult, *, is_known: bool = False) -> tuple[Alter
     Too few errors give no accuracy, unless ``is_known``: other cases of the implementation have shown it.
     """
     truth, failing, refuted = wrong.truth, wrong.stages, set[str]()
-    for dtype, of_format in _FORMATS:
+    for dtype, of_format in _ACCURACY_FORMATS:
         name = ACCURACIES[dtype].name
         if FORMATS[dtype].precision >= FORMATS[truth.bounds.dtype].precision or truth.bounds.dtype in SIXTEEN_BITS:
             refuted.add(name)
             continue
         if of_format not in truth.of_readings:
             lower_bounds, unit = replace(truth.bounds, dtype=dtype).of(of_format), FORMATS[dtype].unit_roundoff
-            truth.of_readings[of_format] = _with_rounded_operands(truth.stages, lower_bounds, unit)
+            truth.of_readings[of_format] = _add_operand_rounding(truth.stages, lower_bounds, unit)
         bounds: dict[str, Bound] = truth.of_readings[of_format]
         lower = replace(truth, bounds=truth.bounds.with_known(wrong.rounding_model, bounds))
         if not _all_agree(lower, failing, wrong.rounding_model):
@@ -255,23 +255,24 @@ def judge_accuracy(wrong: WrongResult, *, is_known: bool = False) -> tuple[Alter
     return None, refuted
 
 
-def judge_trades(wrong: WrongResult) -> tuple[list[Alternative], set[str]]:
+def judge_approximations(wrong: WrongResult) -> tuple[list[Alternative], set[str]]:
     """Return the approximations for speed that the failing stages are consistent with, and the names of refuted ones.
 
-    A kernel of 16 bits may have any of ``TRADES``, others only less exact ``EXPONENTIALS``. The failing stages must be
-    within the bounds of a class with that part, and their errors must be noise (``_is_noise``).
+    A kernel of 16 bits may have any of ``APPROXIMATIONS``, others only less exact ``EXPONENTIALS``. The failing stages
+    must be within the bounds of a class with that part, and their errors must be noise (``_is_noise``).
     """
     truth, failing, trades, refuted = wrong.truth, wrong.stages, list[Alternative](), set[str]()
-    parts_of_dtype = EXPONENTIALS.get(truth.bounds.dtype, TRADES)
-    if parts_of_dtype is not TRADES and any(wrong.problem.options.get(reading.of) for reading in TRADES.values()):
+    parts_of_dtype = EXPONENTIALS.get(truth.bounds.dtype, APPROXIMATIONS)
+    options = wrong.problem.options
+    if parts_of_dtype is not APPROXIMATIONS and any(options.get(reading.of) for reading in APPROXIMATIONS.values()):
         return [], set()  # the errors may be those of a hyperbolic tangent
     first, widest = min(failing, key=stage_position), [*parts_of_dtype][-1]
     holds_widest = False
     for parts, reading in [*parts_of_dtype.items()][::-1]:
         model = f"{wrong.rounding_model}{WITH}{parts}"
-        is_asked = _may_trade(truth.bounds, model) and (not reading.of or reading.of in wrong.problem.options)
+        is_asked = _is_permitted_model(truth.bounds, model) and (not reading.of or reading.of in wrong.problem.options)
         # FP8 operands err by more than weights, exponentials and tanh do that are less exact, and are tried before.
-        is_narrower = parts in TRADES_WITHIN_THE_WIDEST and not holds_widest
+        is_narrower = parts in NARROWER_APPROXIMATIONS and not holds_widest
         if not is_asked or is_narrower or not _all_agree(truth, failing, model):
             refuted.add(reading.name)
             continue
@@ -281,7 +282,7 @@ def judge_trades(wrong: WrongResult) -> tuple[list[Alternative], set[str]]:
     return trades[::-1], refuted
 
 
-def _may_trade(bounds: StageBounds, rounding_model: str) -> bool:
+def _is_permitted_model(bounds: StageBounds, rounding_model: str) -> bool:
     """Return whether the rounding model exists, and the operation returns an output."""
     if "output" not in bounds.stages.values or rounding_model.count(WITH) > 1:
         return False
@@ -291,11 +292,11 @@ def _may_trade(bounds: StageBounds, rounding_model: str) -> bool:
         return False
 
 
-def _with_rounded_operands(stages: ExactStages, bounds: Mapping[str, Bound], unit: float) -> dict[str, Bound]:
+def _add_operand_rounding(stages: ExactStages, bounds: Mapping[str, Bound], unit: float) -> dict[str, Bound]:
     """Add the rounding of query and key to the bound of raw scores; the bounds of later stages include it already."""
     inputs = stages.canonical.inputs
     if OPERATIONS[stages.canonical.operation].has_projections:
-        return {name: _with_rounded_projection(stages, name, bound, unit) for name, bound in bounds.items()}
+        return {name: _add_projection_rounding(stages, name, bound, unit) for name, bound in bounds.items()}
     if "raw_scores" not in bounds or not {"query", "key"} <= inputs.keys() - stages.values.keys():
         return dict(bounds)
     query, key = inputs["query"].astype(np.float64), inputs["key"].astype(np.float64)
@@ -307,7 +308,7 @@ def _with_rounded_operands(stages: ExactStages, bounds: Mapping[str, Bound], uni
     return {**bounds, "raw_scores": Bound(raw.max_error + moved, raw.sigma + moved)}
 
 
-def _with_rounded_projection(stages: ExactStages, name: str, bound: Bound, unit: float) -> Bound:
+def _add_projection_rounding(stages: ExactStages, name: str, bound: Bound, unit: float) -> Bound:
     """Add the rounding of its input and its weights to the bound of a projection."""
     inputs = stages.canonical.inputs
     if name not in PROJECTIONS or f"{name}_weight" not in inputs:
@@ -330,7 +331,7 @@ def _is_noise(exact: Enclosure, scale: Real, array: Array, *, as_stored: bool = 
     wrong = error != 0
     with np.errstate(all="ignore"):
         z = np.abs(error) / scale[known]
-        if wrong.sum() < _MIN_ERRORS or not np.max(z[np.isfinite(z)], initial=0.0) >= _MIN_Z:
+        if wrong.sum() < _MIN_ERRORS or not np.max(z[np.isfinite(z)], initial=0.0) >= _MIN_LARGEST_ERROR:
             return None
         if as_stored and any(np.array_equal(round_to(stored, name), stored) for name in ("bfloat16", "float16")):
             return True  # for any rounding direction: truncated numbers have errors of one sign
@@ -338,7 +339,7 @@ def _is_noise(exact: Enclosure, scale: Real, array: Array, *, as_stored: bool = 
         shares = float((error[wrong] > 0).mean()), float(size[error > 0].sum() / size.sum())
         explained = _cosine(error, value) ** 2
     has_signs = all(1 - _MAX_OF_ONE_SIGN <= share <= _MAX_OF_ONE_SIGN for share in shares)
-    return has_signs and not explained > _MAX_EXPLAINED
+    return has_signs and not explained > _MAX_EXPLAINED_VARIANCE
 
 
 def _cosine(first: Real, second: Real) -> float:
@@ -348,37 +349,38 @@ def _cosine(first: Real, second: Real) -> float:
     return cosine if np.isfinite(cosine) else 0.0
 
 
-MIN_FITTED = 8
+MIN_ELEMENTS_TO_FIT = 8
 """Minimum number of elements that a fitted number must explain: a single element fits some scale."""
 
 
-def fitted_numbers(wrong: WrongResult) -> Iterator[Alternative]:
+def fitted_readings(wrong: WrongResult) -> Iterator[Alternative]:
     """Yield the case with the best number, and before it with the nearest number of few digits."""
     truth, problem, failing = wrong.truth, wrong.problem, wrong.stages
-    if sum(array.size for array in failing.values()) < MIN_FITTED:
+    if sum(array.size for array in failing.values()) < MIN_ELEMENTS_TO_FIT:
         return
     first = min(map(stage_position, failing))
     unit, plain = FORMATS[truth.bounds.dtype].unit_roundoff, problem.canonical(truth.judged.query_rows)
     if has_scale(problem) and first >= stage_position("scores"):
         case_scale = scale_of(problem)
         known = truth.of_readings.setdefault("scaled", {})
-        fitted = best_number(lambda scale: _scaled(plain, scale), failing, case_scale, known)
-        if fitted is not None and case_scale and _root_in_words(root := as_root(fitted / case_scale, _ROOT_CANDIDATE)):
-            yield with_scale_times(problem, root)
+        fitted = fit_number(lambda scale: _set_scale(plain, scale), failing, case_scale, known)
+        root = round_to_root(fitted / case_scale, _ROOT_CANDIDATE) if fitted is not None and case_scale else 1.0
+        if _root_in_words(root):
+            yield multiplied_scale_reading(problem, root)
         for scale in _short_candidates(fitted, unit, case_scale):
-            yield with_scale_times(problem, scale / case_scale if case_scale else math.nan, scale)
+            yield multiplied_scale_reading(problem, scale / case_scale if case_scale else math.nan, scale)
     if "bias" in problem.inputs and first >= stage_position("biased"):
         known = truth.of_readings.setdefault("bias scaled", {})
-        fitted = best_number(lambda factor: with_bias_times(plain, factor), failing, 1.0, known)
+        fitted = fit_number(lambda factor: multiply_bias(plain, factor), failing, 1.0, known)
         for factor in _short_candidates(fitted, unit, 1.0):
-            yield bias_fitted(problem, factor)
+            yield multiplied_bias_reading(problem, factor)
     name = min(failing, key=stage_position)
     if first >= stage_position("weights") and not OPERATIONS[truth.judged.canonical.operation].has_gradients:
         fitted = _best_factor(failing[name].astype(np.float64), truth.exact[name].high)
         for factor in _short_candidates(fitted, unit, 1.0):
-            yield multiplied_by(wrong, factor)
-    if (run := _keys_left_out(wrong)) is not None:
-        yield without_keys(problem, *run)
+            yield multiplied_stages_reading(wrong, factor)
+    if (run := _find_left_out_keys(wrong)) is not None:
+        yield left_out_keys_reading(problem, *run)
 
 
 def _best_factor(array: Real, exact: Real) -> float | None:
@@ -393,14 +395,14 @@ def _best_factor(array: Real, exact: Real) -> float | None:
     return factor if math.isfinite(factor) and factor else None  # zeros are no multiple of anything
 
 
-def multiplied_by(wrong: WrongResult, factor: float) -> Alternative:
+def multiplied_stages_reading(wrong: WrongResult, factor: float) -> Alternative:
     """Return the case with all failing stages multiplied by a fitted number."""
-    replacement = replacement_by(multiplied(tuple(wrong.stages), factor))
+    replacement = step_replacement(multiply_stages(tuple(wrong.stages), factor))
     form = Form(wrong.problem, {"factor": scales_in_words(factor, 1.0)[0]}, replacement=replacement)
     return STAGE_FITTED.alternative(form, is_fitted=True, factor=factor)
 
 
-def without_keys(problem: Problem, start: int, end: int) -> Alternative:
+def left_out_keys_reading(problem: Problem, start: int, end: int) -> Alternative:
     """Return the case with the keys from ``start`` to before ``end`` masked for all queries."""
     keys = queries_and_keys(problem.inputs)[1]
     number = np.arange(keys)
@@ -414,14 +416,14 @@ _RUNS_TRIED = 64
 """Maximum number of runs of keys that are compared in all rows; a random mixture of the rows selects them."""
 
 
-def _keys_left_out(wrong: WrongResult) -> tuple[int, int] | None:
+def _find_left_out_keys(wrong: WrongResult) -> tuple[int, int] | None:
     """Return the run of keys without which the weighted mean of the other values is nearest to the returned output.
 
     Let m be the returned mean, w the weights and v the values. If the keys in a run are left out, then
     sum over the run of w (v - m) = sum over all keys of w v - m. The left side is a difference of two running sums, so
     all runs are compared at once, for one random combination of the value columns.
     """
-    weights, array, problem = wrong.readings.own.stages.get("weights"), wrong.stages.get("output"), wrong.problem
+    weights, array, problem = wrong.readings.of_case.stages.get("weights"), wrong.stages.get("output"), wrong.problem
     value = problem.canonical(wrong.truth.judged.query_rows).inputs.get("value")
     can_be_left_out = "mask" in inputs_of(problem.operation, problem.options.get("score"))
     if weights is None or array is None or value is None or "masked" in wrong.stages or not can_be_left_out:
@@ -436,10 +438,10 @@ def _keys_left_out(wrong: WrongResult) -> tuple[int, int] | None:
         mean = (array.astype(np.float64) @ column)[..., np.newaxis]
         wanted = ((weights * values).sum(axis=-1, keepdims=True) - mean).ravel()
         sums = np.cumsum(weights * (values - mean), axis=-1).reshape(len(wanted), -1)
-    return _run_of(np.pad(sums, ((0, 0), (1, 0))), wanted) if np.isfinite(sums).all() else None
+    return _find_key_run(np.pad(sums, ((0, 0), (1, 0))), wanted) if np.isfinite(sums).all() else None
 
 
-def _run_of(sums: Real, wanted: Real) -> tuple[int, int] | None:
+def _find_key_run(sums: Real, wanted: Real) -> tuple[int, int] | None:
     """Return the start and end between which running sums grow by about ``wanted`` in every row; None without a run."""
     mixed = np.random.RandomState(1).standard_normal(len(wanted))
     along, aim, last = mixed @ sums, float(mixed @ wanted), sums.shape[-1] - 1
@@ -461,19 +463,19 @@ def _run_of(sums: Real, wanted: Real) -> tuple[int, int] | None:
     return (start, last) if start and miss((start, last)) <= 4 * miss((start, end)) else (start, end)
 
 
-def bias_fitted(problem: Problem, factor: float) -> Alternative:
+def multiplied_bias_reading(problem: Problem, factor: float) -> Alternative:
     """Return the case with its bias multiplied by a fitted number."""
-    form = Form(with_bias_times(problem, factor), {"factor": scales_in_words(factor, 1.0)[0]})
+    form = Form(multiply_bias(problem, factor), {"factor": scales_in_words(factor, 1.0)[0]})
     return BIAS_FITTED.alternative(form, is_fitted=True, factor=factor)
 
 
-def with_scale_times(problem: Problem, factor: float, scale: float | None = None) -> Alternative:
+def multiplied_scale_reading(problem: Problem, factor: float, scale: float | None = None) -> Alternative:
     """Return the case with its scale multiplied by a fitted number; ``scale`` is the product, if it is known."""
     case_scale = scale_of(problem)
     scale = case_scale * factor if scale is None else scale
     taken, meant = scales_in_words(scale, case_scale)
     shared = default_scale(_root_in_words(factor)) if has_default_scale(problem) and _root_in_words(factor) else ""
-    form = Form(_scaled(problem, scale), {"taken": taken, "meant": meant}, shared=shared)
+    form = Form(_set_scale(problem, scale), {"taken": taken, "meant": meant}, shared=shared)
     return SCALE_FITTED.alternative(form, is_fitted=True, factor=factor)
 
 
@@ -487,12 +489,12 @@ def _root_in_words(factor: float) -> str:
     return ""
 
 
-def _scaled(problem: Problem, scale: float) -> Problem:
+def _set_scale(problem: Problem, scale: float) -> Problem:
     return problem.with_options(scale=scale)
 
 
 def _short_candidates(fitted: float | None, unit: float, reference: float) -> list[float]:
-    return [] if fitted is None else list(dict.fromkeys((shortest(fitted, 4 * unit, reference), fitted)))
+    return [] if fitted is None else list(dict.fromkeys((shorten_number(fitted, 4 * unit, reference), fitted)))
 
 
 _MAX_ROOT = 16
@@ -513,54 +515,54 @@ class FailingCase:
     right: Stages
     rounding_model: str
 
-    def explained_by(self, names: Mapping[str, float | None]) -> list[Alternative]:
+    def explaining_readings(self, names: Mapping[str, float | None]) -> list[Alternative]:
         """Return the readings that explain the case; ``names`` maps each name to its fitted factor, or None."""
         if not self.failing.keys() <= self._wrong.truth.exact.keys():
             return []
-        explaining = filter(self._fits, self._candidates(names))
+        explaining = filter(self._is_explained_by, self._candidate_readings(names))
         by_name = {alternative.name: alternative for alternative in reversed(list(explaining))}
-        for fitted in fitted_numbers(self._wrong) if names.keys() - by_name.keys() else ():
-            if fitted.name in names and fitted.name not in by_name and self._fits(fitted):
+        for fitted in fitted_readings(self._wrong) if names.keys() - by_name.keys() else ():
+            if fitted.name in names and fitted.name not in by_name and self._is_explained_by(fitted):
                 by_name[fitted.name] = fitted
         return list(by_name.values())
 
-    def _candidates(self, names: Mapping[str, float | None]) -> Iterator[Alternative]:
+    def _candidate_readings(self, names: Mapping[str, float | None]) -> Iterator[Alternative]:
         problem, readings = self._wrong.problem, self._wrong.readings
         for alternative in readings.alternatives:
-            is_comparable = alternative.replacement is not None or not readings.lacks_distance(alternative)
+            is_comparable = alternative.replacement is not None or not readings.has_no_distance(alternative)
             if alternative.name in names and is_comparable:
                 yield alternative
-        yield from (alternative for alternative in undefined_row_conventions(problem) if alternative.name in names)
+        yield from (alternative for alternative in other_empty_row_conventions(problem) if alternative.name in names)
         scale, bias = names.get(SCALE_FITTED.name), names.get(BIAS_FITTED.name)
         if scale is not None and has_scale(problem):
-            yield with_scale_times(problem, as_root(scale))
+            yield multiplied_scale_reading(problem, round_to_root(scale))
         if bias is not None and "bias" in problem.inputs:
-            yield bias_fitted(problem, bias)
+            yield multiplied_bias_reading(problem, bias)
         if (factor := names.get(STAGE_FITTED.name)) is not None:
-            yield multiplied_by(self._wrong, factor)
-        if any(name.startswith(ACCURACY) for name in names):
+            yield multiplied_stages_reading(self._wrong, factor)
+        if any(name.startswith(ACCURACY_PREFIX) for name in names):
             accuracy, _ = judge_accuracy(self._wrong, is_known=True)
             yield from () if accuracy is None or accuracy.name not in names else (accuracy,)
-            yield from judge_trades(self._wrong)[0]
+            yield from judge_approximations(self._wrong)[0]
 
-    def _fits(self, reading: Alternative) -> bool:
-        if reading.name.startswith(ACCURACY):
+    def _is_explained_by(self, reading: Alternative) -> bool:
+        if reading.name.startswith(ACCURACY_PREFIX):
             return True
         if reading.replacement is None:
-            truth: Truth | None = self._approximate(reading.problem)
+            truth: Truth | None = self._approximate_truth(reading.problem)
         else:
             truth = reading.replacement(self._wrong.truth, self.rounding_model, self.failing)
         if truth is None:
             return False
         arrays = {reading.stage_aliases.get(stage, stage): array for stage, array in self.failing.items()}
         have_shapes = all(stage in truth.exact and truth.exact[stage].shape == of.shape for stage, of in arrays.items())
-        return have_shapes and matches(self._wrong, reading, truth)
+        return have_shapes and is_match(self._wrong, reading, truth)
 
     @cached_property
     def _wrong(self) -> WrongResult:
-        return WrongResult(self._approximate(self.problem), self.failing, self.rounding_model, self.right)
+        return WrongResult(self._approximate_truth(self.problem), self.failing, self.rounding_model, self.right)
 
-    def _approximate(self, problem: Problem) -> Truth:
+    def _approximate_truth(self, problem: Problem) -> Truth:
         """Return a truth with float64 values as the exact answer; without stages if float64 does not give them."""
         judged = judged_problem(replace(problem, dtype=self.dtype, supports_statistics=False), whole=True)
         rough = approximate_stages(judged.canonical)
@@ -587,7 +589,7 @@ class FailingCase:
         return truth.for_returned({**self.failing, **self.right})
 
 
-def as_root(factor: float, tolerance: float = _ROOT_TOLERANCE) -> float:
+def round_to_root(factor: float, tolerance: float = _ROOT_TOLERANCE) -> float:
     """Return sqrt(n) or 1 / sqrt(n) of a small integer n if the factor is nearly that; otherwise the factor."""
     roots = [math.sqrt(number) for number in range(2, _MAX_ROOT + 1)]
     return next(

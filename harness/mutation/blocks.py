@@ -18,30 +18,30 @@ import numpy as np
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import Stages
 from attncheck.mutation import forms
-from attncheck.mutation.kernel import Array, Store, added, bfloat16, exactly, padded
-from attncheck.mutation.mutant import KERNELS, ROUNDED, Steps, mutant
+from attncheck.mutation.kernel import Array, Store, bfloat16, pad_last_axis, store_exactly, sum_in_order
+from attncheck.mutation.mutant import KERNEL_DTYPES, ROUNDED, Steps, mutant
 from attncheck.reading.lowering import queries_and_keys
 from attncheck.reading.problem import Problem
 
 _faulty_blocks = partial(mutant, "blocks", at="weights")
-_decoding = partial(mutant, "decoding", dtypes=KERNELS, at="masked")
-_sized = partial(mutant, "sizes", dtypes=KERNELS, at="raw_scores")
-_tiled = partial(mutant, "tiles", dtypes=KERNELS, at="masked")
-_pair = partial(mutant, "pairs", dtypes=KERNELS, at="biased")
-Merge = Callable[[Array, Array], Array]
+_faulty_decoding = partial(mutant, "decoding", dtypes=KERNEL_DTYPES, at="masked")
+_faulty_sizes = partial(mutant, "sizes", dtypes=KERNEL_DTYPES, at="raw_scores")
+_faulty_tiles = partial(mutant, "tiles", dtypes=KERNEL_DTYPES, at="masked")
+_faulty_pairs = partial(mutant, "pairs", dtypes=KERNEL_DTYPES, at="biased")
+PartWeights = Callable[[Array, Array], Array]
 """How much each part counts, by its maximum and its log_sum_exp, the parts along the last axis."""
-Cut = Callable[[Array], list[slice]]
+CutKeys = Callable[[Array], list[slice]]
 """The parts that the keys of logits are cut into."""
 
 
-def weigh(maxima: Array, statistics: Array) -> Array:
+def part_weights(maxima: Array, statistics: Array) -> Array:
     """Return how much parts count by a softmax of their log_sum_exps."""
     weights: Array = backend.softmax(statistics)["weights"]
     return weights
 
 
-def split(cut: Cut, merge: Merge = weigh, *, store: Store = exactly) -> Steps:
-    """Attend to parts of the keys, each with its own softmax, and merge their averages as ``merge`` has it."""
+def attend_in_parts(cut: CutKeys, merge: PartWeights = part_weights, *, store: Store = store_exactly) -> Steps:
+    """Attend to parts of the keys, each with a separate softmax, and merge their averages by ``merge``."""
 
     def average(logits: Array, weights: Array, value: Array) -> Array:
         chosen = cut(logits)
@@ -51,14 +51,14 @@ def split(cut: Cut, merge: Merge = weigh, *, store: Store = exactly) -> Steps:
         maxima = np.concatenate([backend._row_maximum(logits[..., span]) for span in chosen], axis=-1)
         shares = merge(maxima, np.stack([part["log_sum_exp"] for part in parts], axis=-1))
         means = [store(part["weights"]) @ value[..., span, :] for part, span in zip(parts, chosen, strict=True)]
-        merged = added((mean * shares[..., number : number + 1] for number, mean in enumerate(means)), value)
+        merged = sum_in_order((mean * shares[..., number : number + 1] for number, mean in enumerate(means)), value)
         return merged.astype(logits.dtype)
 
-    return forms.averaged(average)
+    return forms.replace_average(average)
 
 
-def cut_into(parts: int, least: int = 0) -> Cut:
-    """Cut keys into so many parts, none of them empty, where there are enough keys."""
+def cut_evenly(parts: int, least: int = 0) -> CutKeys:
+    """Cut keys into so many nonempty parts, if there are enough keys."""
 
     def cut(logits: Array) -> list[slice]:
         keys = logits.shape[-1]
@@ -68,32 +68,32 @@ def cut_into(parts: int, least: int = 0) -> Cut:
     return cut
 
 
-def _kept(keeps: Callable[[Array, int], Array]) -> Steps:
-    """Look only at the keys for which ``keeps(key, keys)``."""
-    return forms.logits_read_as(
+def _attend_only_to(keeps: Callable[[Array, int], Array]) -> Steps:
+    """Attend only to the keys for which ``keeps(key, keys)`` is true."""
+    return forms.change_logits(
         lambda logits: np.where(keeps(np.arange(logits.shape[-1]), logits.shape[-1]), logits, -np.inf)
     )
 
 
-def _decodes(problem: Problem) -> bool:
-    """Return whether one query meets many keys."""
+def _is_decoding(problem: Problem) -> bool:
+    """Return whether there is one query and many keys."""
     queries, keys = queries_and_keys(problem.inputs)
     return queries == 1 < keys
 
 
-def _without_empty_parts(maxima: Array, statistics: Array) -> Array:
+def _weights_nan_for_empty_parts(maxima: Array, statistics: Array) -> Array:
     """Multiply 0 with minus infinity where a part has no key, but some other one has."""
     is_lost = np.isneginf(statistics) & ~np.isneginf(backend._row_maximum(statistics))
-    return np.where(is_lost, np.nan, weigh(maxima, statistics))
+    return np.where(is_lost, np.nan, part_weights(maxima, statistics))
 
 
-def _scored(change: Callable[[Array], Array]) -> Steps:
+def _score_changed_operands(change: Callable[[Array], Array]) -> Steps:
     """Score by queries and keys that are changed in the same way."""
     return {"dot_scores._dot": lambda query, key: backend._dot(change(query), change(key))}
 
 
-def _in_groups_of(size: int, index: Callable[[Array, int, int], Array]) -> Steps:
-    """Use another head of keys and values, ``index(head, kv_heads, group)``, in groups of this size alone."""
+def _repeat_in_groups(size: int, index: Callable[[Array, int, int], Array]) -> Steps:
+    """Use another head of keys and values, ``index(head, kv_heads, group)``, only in groups of this size."""
 
     def repeat(key: Array, value: Array, heads: int) -> tuple[Array, Array]:
         kv_heads, group = key.shape[1], heads // key.shape[1]
@@ -105,12 +105,12 @@ def _in_groups_of(size: int, index: Callable[[Array, int, int], Array]) -> Steps
     return {"_repeat_heads": repeat}
 
 
-def _at_each(
+def _register_at_sizes(
     sizes: tuple[int, ...],
     name: str,
     defect: str,
     form: Callable[[int], Steps],
-    register: Any = _tiled,
+    register: Any = _faulty_tiles,
     diagnosis: tuple[str, ...] = (),
     **more: Any,
 ) -> None:
@@ -125,10 +125,10 @@ def _count_padding(tile: int) -> Steps:
 
     def normalise(logits: Array) -> Stages:
         keys = logits.shape[-1]
-        stages = backend.softmax(padded(logits, tile) if keys > tile else logits)
+        stages = backend.softmax(pad_last_axis(logits, tile) if keys > tile else logits)
         return stages | {"weights": stages["weights"][..., :keys]}
 
-    return forms.normalised(normalise)
+    return forms.replace_softmax(normalise)
 
 
 def _overlap_last_tile(tile: int) -> Steps:
@@ -140,27 +140,27 @@ def _overlap_last_tile(tile: int) -> Steps:
         twice = (key >= keys - tile) & (key < keys - rest) & (rest > 0) & (keys > tile)
         return np.asarray(logits + np.where(twice, math.log(2), 0).astype(logits.dtype))
 
-    return forms.logits_read_as(change)
+    return forms.change_logits(change)
 
 
-def _row(output: Array) -> Array:
+def _row_numbers(output: Array) -> Array:
     """Return the number of each query, (Lq, 1)."""
     return np.arange(output.shape[-2])[:, np.newaxis]
 
 
-def _column(output: Array) -> Array:
+def _column_numbers(output: Array) -> Array:
     """Return the number of each feature, (Dv,)."""
     return np.arange(output.shape[-1])
 
 
-def _rows_read_as(change: Callable[[Array, Array], Array]) -> Steps:
+def _change_output_by_row(change: Callable[[Array, Array], Array]) -> Steps:
     """Change the average of the values by the number of each query: ``change(row, output)``."""
-    return forms.outputs_read_as(lambda output: change(_row(output), output))
+    return forms.change_outputs(lambda output: change(_row_numbers(output), output))
 
 
-def _causal(change: Callable[[Array, Array, Array], Array]) -> Steps:
-    """Change what causality allows, by the positions of query and key."""
-    return forms.causal_pattern(
+def _change_causality(change: Callable[[Array, Array, Array], Array]) -> Steps:
+    """Change the mask of causality by the positions of query and key."""
+    return forms.replace_causality(
         lambda queries, keys: change(
             forms.causal_keys(queries, keys), np.arange(queries)[:, np.newaxis], np.arange(keys)
         )
@@ -171,14 +171,19 @@ def _window_in_tiles(side: int, reads: Callable[[Array, Array, int], Array]) -> 
     """Skip keys of a window with this side in a loop over tiles: ``reads(query, key, edge)``."""
 
     def pattern(scores: Array, masks: forms.Masks) -> Array:
-        within, edge = forms.keys_within(scores, masks["window"]), masks["window"][side]
-        return within if edge is None else np.asarray(within & reads(_row(scores), _column(scores), edge))
+        within, edge = forms.keys_in_window(scores, masks["window"]), masks["window"][side]
+        return (
+            within if edge is None else np.asarray(within & reads(_row_numbers(scores), _column_numbers(scores), edge))
+        )
 
-    return forms.window_pattern(pattern)
+    return forms.replace_window(pattern)
 
 
-_merged = partial(_decoding, partial(split, cut_into(4, least=32)), at="context", hidden=forms.NEVER_HELD)
-_TWO, _THREE = (64, 128), (16, 64, 128)
+_faulty_merge = partial(
+    _faulty_decoding, partial(attend_in_parts, cut_evenly(4, least=32)), at="context", hidden=forms.UNSTORED_STAGES
+)
+_TWO_TILES, _THREE_TILES = (64, 128), (16, 64, 128)
+"""Tile sizes of kernels for which a fault is registered; each costs runs of the catalogue."""
 
 
 def _has_groups(problem: Problem) -> bool:
@@ -187,15 +192,15 @@ def _has_groups(problem: Problem) -> bool:
     return inputs.keys() >= {"query", "key"} and inputs["query"].shape[-3] != inputs["key"].shape[-3]
 
 
-_IGNORED = {
+_IGNORED_READINGS = {
     "causal": ("causality-ignored",),
     "mask": ("mask-ignored", "query-mask-ignored", "causality-ignored"),  # of pages, causality is a mask
     **{name: (f"{name.replace('_', '-')}-ignored",) for name in ("window", "key_lengths", "bias", "softcap")},
 }
-_OTHERS = {name: forms.has_any(name) for name in ("softcap", "window", "key_lengths", "bias")}
+_FEATURE_CONDITIONS = {name: forms.has_any_of(name) for name in ("softcap", "window", "key_lengths", "bias")}
 
 
-_OTHERS |= {"past": forms.has_any("past_key"), "groups": _has_groups}
+_FEATURE_CONDITIONS |= {"past": forms.has_any_of("past_key"), "groups": _has_groups}
 
 
 def _scale_twice(query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None) -> Stages:
@@ -207,166 +212,177 @@ def _scale_twice(query: Array, key: Array, *, scale: float | None = None, softca
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
-_at_each((4, 16), "last_key_dropped_unless_multiple_of_{}",
+_register_at_sizes((4, 16), "last_key_dropped_unless_multiple_of_{}",
     "a loop over {} keys at a time without its tail: SageAttention#376's kind",
-    lambda tile: _kept(lambda key, keys: (key < keys - 1) | (keys % tile == 0) | (keys == 1)), _faulty_blocks,
+    lambda tile: _attend_only_to(lambda key, keys: (key < keys - 1) | (keys % tile == 0) | (keys == 1)), _faulty_blocks,
     diagnosis=("last-key-dropped",))
 _faulty_blocks("dot_scores._dot", "width_beyond_a_multiple_of_8_dropped", "features in chunks of 8 without their tail",
     lambda query, key: backend._dot(*(array[..., : max(query.shape[-1] // 8 * 8, min(query.shape[-1], 8))]
         for array in (query, key))), at="raw_scores")
-_faulty_blocks(_kept, "only_the_first_16_keys", "the loop over blocks runs once: pytorch#139462's kind",
+_faulty_blocks(_attend_only_to, "only_the_first_16_keys", "the loop over blocks runs once: pytorch#139462's kind",
     lambda key, keys: key < 16)
 _faulty_blocks("_softmax_with_sinks._row_sum", "tail_counted_twice_in_the_sum",
     "the last tile overlaps the one before it",
     lambda terms: np.asarray(backend._row_sum(terms) + (backend._row_sum(terms[..., terms.shape[-1] // 16 * 16 :])
         if terms.shape[-1] > 16 else 0)))
-_faulty_blocks(forms.maximum_read_as, "maximum_of_the_first_16_keys",
+_faulty_blocks(forms.replace_maximum, "maximum_of_the_first_16_keys",
     "the maximum is not updated: overflow in later blocks", lambda logits: backend._row_maximum(logits[..., :16]))
 _faulty_blocks(None, "sum_not_rescaled_in_the_second_block", "tile maximum and running maximum mixed: gcnasm#21",
-    forms.Online(16, rescales_sum=lambda block: block != 1).steps, at="log_sum_exp", hidden=forms.NEVER_HELD)
+    forms.OnlineSoftmax(16, rescales_sum=lambda block: block != 1).steps, at="log_sum_exp",
+    hidden=forms.UNSTORED_STAGES)
 _faulty_blocks(None, "output_not_rescaled_in_the_second_block", "one rescale of the accumulator missed: gcnasm#21",
-    forms.Online(16, rescales_output=lambda block: block != 1).steps, at="context", hidden=forms.NEVER_HELD)
+    forms.OnlineSoftmax(16, rescales_output=lambda block: block != 1).steps, at="context", hidden=forms.UNSTORED_STAGES)
 _faulty_blocks(None, "output_never_rescaled", "no rescale of the accumulator at all",
-    forms.Online(16, rescales_output=lambda block: False).steps, at="context", hidden=forms.NEVER_HELD)
+    forms.OnlineSoftmax(16, rescales_output=lambda block: False).steps, at="context", hidden=forms.UNSTORED_STAGES)
 _faulty_blocks(None, "output_kept_in_bfloat16_between_blocks",
-    "the accumulator lives in the output's type: torch's backward", forms.Online(16, store=bfloat16).steps,
-    at="context", **ROUNDED, hidden=forms.NEVER_HELD)
-_faulty_blocks(forms.scores_read_as, "scale_compounds_over_blocks",
+    "the accumulator lives in the output's type: torch's backward", forms.OnlineSoftmax(16, store=bfloat16).steps,
+    at="context", **ROUNDED, hidden=forms.UNSTORED_STAGES)
+_faulty_blocks(forms.change_scores, "scale_compounds_over_blocks",
     "qk_scale *= log2e inside the loop over keys: FlagGems#424",
-    lambda scores: np.asarray(scores * (math.log2(math.e) ** (_column(scores) // 16)).astype(scores.dtype)),
+    lambda scores: np.asarray(scores * (math.log2(math.e) ** (_column_numbers(scores) // 16)).astype(scores.dtype)),
     at="scores")
-_faulty_blocks(forms.values_read_as, "last_value_stale_where_lk_mod_32_is_1", "reads the row before: pytorch#191937",
+_faulty_blocks(forms.change_values, "last_value_stale_where_lk_mod_32_is_1", "reads the row before: pytorch#191937",
     lambda value: value[..., [*range(keys - 1), keys - 2], :] if (keys := value.shape[-2]) > 1 and keys % 32 == 1
         else value, at="context")
-_decoding(forms.inputs_changed, "first_batch_entry_for_all_in_decoding",
+_faulty_decoding(forms.change_inputs, "first_batch_entry_for_all_in_decoding",
     "structure: the batch stride of the cache is left out where there is one query",
     lambda query, *cache: (query, *(cache if query.shape[-2] > 1
         else (np.broadcast_to(array[:1], array.shape) for array in cache))), at="raw_scores")
 # Stack the heads of a group as rows of one query, in the order of the other axis.
-_decoding(forms.inputs_changed, "heads_of_groups_stacked_across_in_decoding",
+_faulty_decoding(forms.change_inputs, "heads_of_groups_stacked_across_in_decoding",
     "the heads of a group become rows of one tile, in the wrong order: pytorch#174861's kind",
     lambda query, key, value: (query, key, value) if query.shape[-2] > 1 or query.shape[1] == key.shape[1]
         else (query[:, np.arange(query.shape[1]).reshape(-1, key.shape[1]).T.reshape(-1)], key, value),
     at="raw_scores", diagnosis="heads-tiled")
-_decoding(forms.logits_read_as, "keys_beyond_128_lost_in_decoding",
+_faulty_decoding(forms.change_logits, "keys_beyond_128_lost_in_decoding",
     "structure: the number of splits is that of the first tile",
-    lambda logits: np.where((_column(logits) < 128) | (logits.shape[-2] > 1), logits, -np.inf), at="weights")
-_decoding(forms.in_attention, "bias_does_not_reach_the_past_of_several_queries",
+    lambda logits: np.where((_column_numbers(logits) < 128) | (logits.shape[-2] > 1), logits, -np.inf), at="weights")
+_faulty_decoding(forms.steps_of_attention, "bias_does_not_reach_the_past_of_several_queries",
     "extending adds the bias to the new keys alone: transformers#30437's kind",
-    lambda call: forms.bias_added(lambda scores, bias, masks: np.where(_column(scores) < call.past, scores,
+    lambda call: forms.replace_bias_addition(lambda scores, bias, masks: np.where(_column_numbers(
+        scores) < call.past, scores,
         scores + bias)) if call.past and call.query.shape[-2] > 1 else {}, at="biased")
-_merged("splits_merged_by_their_maxima", "parts count by their maximum alone: sglang#40903's kind",
-    lambda maxima, statistics: weigh(maxima, maxima))
-_merged("splits_merged_by_their_sums", "parts count by sums that belong to different maxima: gcnasm#21's kind",
+_faulty_merge("splits_merged_by_their_maxima", "parts count by their maximum alone: sglang#40903's kind",
+    lambda maxima, statistics: part_weights(maxima, maxima))
+_faulty_merge("splits_merged_by_their_sums", "parts count by sums that belong to different maxima: gcnasm#21's kind",
     lambda maxima, statistics: (sums := np.exp(statistics - maxima)) / sums.sum(-1, keepdims=True))
-_merged("splits_averaged", "structure: the merge forgets how much each part weighs",
+_faulty_merge("splits_averaged", "structure: the merge forgets how much each part weighs",
     lambda maxima, statistics: np.full_like(statistics, 1 / statistics.shape[-1]))
-_merged("splits_merged_in_the_wrong_base",
+_faulty_merge("splits_merged_in_the_wrong_base",
     "log_sum_exp in base 2 is merged as one in base e: flashinfer#2113, sglang#35045",
-    lambda maxima, statistics: weigh(maxima, statistics / np.log(2).astype(statistics.dtype)))
-_merged("last_split_lost", "structure: one split fewer is merged than there are",
-    lambda maxima, statistics: weigh(maxima, np.where(_column(statistics) < 3, statistics, -np.inf)))
-_merged("empty_split_gives_nan", "a part of which every key is masked: flashinfer#4051, #1178", _without_empty_parts)
-_decoding(partial(split, lambda logits: cut_into(7, 32)(logits) if logits.shape[-2] == 1 else []),
+    lambda maxima, statistics: part_weights(maxima, statistics / np.log(2).astype(statistics.dtype)))
+_faulty_merge("last_split_lost", "structure: one split fewer is merged than there are",
+    lambda maxima, statistics: part_weights(maxima, np.where(_column_numbers(statistics) < 3, statistics, -np.inf)))
+_faulty_merge("empty_split_gives_nan", "a part of which every key is masked: flashinfer#4051, #1178",
+              _weights_nan_for_empty_parts)
+_faulty_decoding(partial(attend_in_parts, lambda logits: cut_evenly(7, 32)(logits) if logits.shape[-2] == 1 else []),
     "splits_of_one_query_merged_by_their_maxima", "the same in decoding alone: vllm#28840's kind",
-    lambda maxima, statistics: weigh(maxima, maxima), at="context", hidden=forms.NEVER_HELD)
-_at_each((32, 64, 80, 96, 128, 192, 256), "output_zero_at_width_{}",
+    lambda maxima, statistics: part_weights(maxima, maxima), at="context", hidden=forms.UNSTORED_STAGES)
+_register_at_sizes((32, 64, 80, 96, 128, 192, 256), "output_zero_at_width_{}",
     "a kernel that returns zeros is called for width {}: KernelBench#165's kind",
-    lambda width: forms.inputs_changed(lambda query, key, value: (query, key,
+    lambda width: forms.change_inputs(lambda query, key, value: (query, key,
         np.zeros_like(value) if query.shape[-1] == width else value)),
-    _sized, at="context", diagnosis=("gradients-of-query-and-key-zero",))
-_sized(forms.outputs_read_as, "columns_behind_whole_blocks_of_64_repeated",
+    _faulty_sizes, at="context", diagnosis=("gradients-of-query-and-key-zero",))
+_faulty_sizes(forms.change_outputs, "columns_behind_whole_blocks_of_64_repeated",
     "structure: the last block of columns is stored with the first one's data",
-    lambda output: np.where(_column(output) < output.shape[-1] // 64 * 64, output,
+    lambda output: np.where(_column_numbers(output) < output.shape[-1] // 64 * 64, output,
         np.roll(output, output.shape[-1] // 64 * 64, axis=-1)), at="context")
-_sized(forms.inputs_changed, "value_columns_lost_where_widths_of_blocks_differ",
+_faulty_sizes(forms.change_inputs, "value_columns_lost_where_widths_of_blocks_differ",
     "a kernel for D = Dv is handed D = 192 and Dv = 128: pytorch#176767's kind",
     lambda query, key, value: (query, key, value if query.shape[-1] == value.shape[-1] or query.shape[-1] % 64
-        or value.shape[-1] % 64 else np.where(_column(value) < min(query.shape[-1], value.shape[-1]) - 32, value, 0)),
+        or value.shape[-1] % 64 else np.where(_column_numbers(value) < min(query.shape[-1], value.shape[
+            -1]) - 32, value, 0)),
     at="context", diagnosis="columns-unwritten")
 # Read whole lines of 16 numbers: what is behind the last feature is the next row's.
-_sized(_scored, "width_padded_with_the_next_row",
+_faulty_sizes(_score_changed_operands, "width_padded_with_the_next_row",
     "a line of 16 numbers is read where the width is no multiple: SageAttention#376's kind",
     lambda array: np.concatenate([array, np.roll(array, -1, axis=-2)[..., : -array.shape[-1] % 16]], axis=-1))
-_sized(_scored, "features_behind_whole_chunks_of_64_dropped",
+_faulty_sizes(_score_changed_operands, "features_behind_whole_chunks_of_64_dropped",
     "80 and 96 are computed as 64: a loop over chunks of the width without its tail",
     lambda array: array[..., : max(array.shape[-1] // 64 * 64, min(array.shape[-1], 64))])
-_sized(forms.outputs_read_as, "value_columns_beyond_128_zero",
+_faulty_sizes(forms.change_outputs, "value_columns_beyond_128_zero",
     "structure: one block of 128 columns is written, pytorch#176767's kind",
-    lambda output: np.where(_column(output) < 128, output, 0), at="context", diagnosis="columns-unwritten")
-_sized("_repeat_heads", "keys_of_heads_beyond_32_wrap",
+    lambda output: np.where(_column_numbers(output) < 128, output, 0), at="context", diagnosis="columns-unwritten")
+_faulty_sizes("_repeat_heads", "keys_of_heads_beyond_32_wrap",
     "structure: five bits for the head, head h reads keys of h % 32",
     lambda key, value, heads: tuple(array[:, np.arange(heads) % 32]
         for array in backend._repeat_heads(key, value, heads)))
-_sized(forms.inputs_changed, "keys_of_batch_entries_beyond_16_wrap",
+_faulty_sizes(forms.change_inputs, "keys_of_batch_entries_beyond_16_wrap",
     "structure: the batch stride is right for 16 entries, then it starts again",
     lambda query, *cache: (query, *(array[np.arange(len(query)) % 16] for array in cache)))
-_sized(forms.outputs_read_as, "last_entry_of_a_large_odd_batch_zero",
+_faulty_sizes(forms.change_outputs, "last_entry_of_a_large_odd_batch_zero",
     "structure: two batch entries for each block, the last without a partner is not written",
     lambda output: np.concatenate([output[:-1], output[-1:] * (len(output) < 9 or len(output) % 2 == 0)]), at="context")
-_sized(_scored, "features_beyond_128_dropped", "the loop over chunks of the width runs once: pytorch#139462's kind",
+_faulty_sizes(_score_changed_operands, "features_beyond_128_dropped",
+              "the loop over chunks of the width runs once: pytorch#139462's kind",
     lambda array: array[..., :128])
-_sized("dot_scores._dot", "halves_of_the_keys_width_256_swapped",
+_faulty_sizes("dot_scores._dot", "halves_of_the_keys_width_256_swapped",
     "structure: two tiles of 128 columns are loaded in the wrong order",
     lambda query, key: backend._dot(query, np.roll(key, 128, axis=-1) if key.shape[-1] == 256 else key))
-_sized("_scale_of", "scale_of_the_padded_width",
+_faulty_sizes("_scale_of", "scale_of_the_padded_width",
     "structure: 80, 96 and 192 are padded to a power of two, which then gives the scale",
     lambda query, scale: backend._scale_of(query, scale) if scale is not None or query.shape[-1] <= 64
         else float((1 << (query.shape[-1] - 1).bit_length()) ** -0.5), at="scores", diagnosis="scale-fitted")
 # Number batch entries and heads together, modulo 64.
-_sized(forms.inputs_changed, "queries_beyond_64_batch_heads_wrap",
+_faulty_sizes(forms.change_inputs, "queries_beyond_64_batch_heads_wrap",
     "structure: the number of batch entry and head is taken modulo 64",
     lambda query, *cache: (query.reshape(-1, *query.shape[2:])[
         np.arange(query.shape[0] * query.shape[1]) % 64].reshape(query.shape), *cache))
-_sized(partial(_in_groups_of, 8), "groups_of_eight_taken_for_four",
+_faulty_sizes(partial(_repeat_in_groups, 8), "groups_of_eight_taken_for_four",
     "head h // 4 where groups have eight: HipKittens#22's kind",
     lambda head, kv_heads, group: np.asarray(head // 4 % kv_heads))
-_sized(partial(_in_groups_of, 8), "groups_of_eight_tiled",
+_faulty_sizes(partial(_repeat_in_groups, 8), "groups_of_eight_tiled",
     "h % Hkv on the path for eight heads alone: onnx#7274's kind",
     lambda head, kv_heads, group: np.asarray(head % kv_heads))
-_sized(partial(_in_groups_of, 4), "groups_of_four_shifted",
+_faulty_sizes(partial(_repeat_in_groups, 4), "groups_of_four_shifted",
     "the last head of each group of four belongs to the next one: FreeToken#177's kind",
     lambda head, kv_heads, group: np.asarray((head + 1) // group % kv_heads))
-_at_each((32, *_TWO), "keys_behind_tiles_of_{}_dropped", "only whole tiles of {} keys are read: FlagGems#898",
-    lambda tile: _kept(lambda key, keys: (key < keys - keys % tile) | (keys < tile)),
+_register_at_sizes((32, *_TWO_TILES), "keys_behind_tiles_of_{}_dropped",
+                   "only whole tiles of {} keys are read: FlagGems#898",
+    lambda tile: _attend_only_to(lambda key, keys: (key < keys - keys % tile) | (keys < tile)),
     at="weights", diagnosis=("last-key-dropped", "last-part-lost", "keys-fitted"))
-_at_each(_THREE, "last_key_of_a_full_tile_of_{}_dropped", "structure: j < n - 1 where the last tile needs no mask",
-    lambda tile: _kept(lambda key, keys: (key < keys - 1) | (keys % tile != 0)),
+_register_at_sizes(_THREE_TILES, "last_key_of_a_full_tile_of_{}_dropped",
+                   "structure: j < n - 1 where the last tile needs no mask",
+    lambda tile: _attend_only_to(lambda key, keys: (key < keys - 1) | (keys % tile != 0)),
     at="weights", diagnosis=("last-key-dropped", "last-part-lost"))
-_at_each(_THREE, "padding_of_the_last_tile_of_{}_counted",
+_register_at_sizes(_THREE_TILES, "padding_of_the_last_tile_of_{}_counted",
     "keys that fill up the last tile are not masked: tt-metal#41215, SageAttention#376", _count_padding, at="weights",
     diagnosis=("zero-score-keys-to-tiles-of-{}",))
-_at_each(_TWO, "last_tile_of_{}_read_twice", "structure: the last tile is moved back until it is full",
+_register_at_sizes(_TWO_TILES, "last_tile_of_{}_read_twice", "structure: the last tile is moved back until it is full",
     _overlap_last_tile, at="weights")
-_at_each(_THREE, "last_tile_of_{}_queries_zero", "the last tile of queries is not written: fla#892",
-    lambda tile: _rows_read_as(lambda row, output: np.where(row < max(len(row) // tile, 1) * tile, output, 0)),
+_register_at_sizes(_THREE_TILES, "last_tile_of_{}_queries_zero", "the last tile of queries is not written: fla#892",
+    lambda tile: _change_output_by_row(lambda row, output: np.where(row < max(len(row) // tile, 1) * tile, output, 0)),
     at="context", diagnosis=("rows-unwritten",))
-_at_each(_THREE, "last_row_of_each_tile_of_{}_repeated", "structure: a store at the edge of a tile is off by one row",
-    lambda tile: _rows_read_as(lambda row, output: np.where(row % tile == tile - 1, np.roll(output, 1, -2), output)),
+_register_at_sizes(_THREE_TILES, "last_row_of_each_tile_of_{}_repeated",
+                   "structure: a store at the edge of a tile is off by one row",
+    lambda tile: _change_output_by_row(lambda row, output: np.where(row % tile == tile - 1, np.roll(
+        output, 1, -2), output)),
     at="context")
-_at_each(_THREE, "causal_loop_ends_before_the_diagonal_tile_of_{}",
+_register_at_sizes(_THREE_TILES, "causal_loop_ends_before_the_diagonal_tile_of_{}",
     "structure: the loop over tiles of keys ends one early",
-    lambda tile: _causal(lambda allowed, query, key: allowed & ~((query // tile == key // tile) & (query >= tile))))
-_at_each(_TWO, "causal_diagonal_tile_of_{}_open",
+    lambda tile: _change_causality(lambda allowed, query,
+                                   key: allowed & ~((query // tile == key // tile) & (query >= tile))))
+_register_at_sizes(_TWO_TILES, "causal_diagonal_tile_of_{}_open",
     "the diagonal tile is taken for a full one beyond the first: gcnasm#21's kind",
-    lambda tile: _causal(lambda allowed, query, key: allowed | ((query // tile == key // tile) & (query >= tile))))
-_tiled(partial(_window_in_tiles, 0), "first_partial_tile_of_a_window_skipped",
+    lambda tile: _change_causality(lambda allowed, query,
+                                   key: allowed | ((query // tile == key // tile) & (query >= tile))))
+_faulty_tiles(partial(_window_in_tiles, 0), "first_partial_tile_of_a_window_skipped",
     "structure: the first tile of a window is rounded up instead of down",
     lambda query, key, left: key >= np.ceil(np.maximum(query // 16 * 16 - left, 0) / 16) * 16)
-_tiled(partial(_window_in_tiles, 1), "window_ends_with_the_tile_of_its_query",
+_faulty_tiles(partial(_window_in_tiles, 1), "window_ends_with_the_tile_of_its_query",
     "structure: the right side of a window does not lengthen the loop over tiles of 64",
     lambda query, key, right: key < (query // 64 + 1) * 64)
-_tiled(_rows_read_as, "first_row_behind_a_tile_of_128_reads_the_first_query",
+_faulty_tiles(_change_output_by_row, "first_row_behind_a_tile_of_128_reads_the_first_query",
     "structure: the offset of the next tile is added after its first row",
     lambda row, output: np.where((row > 0) & (row % 128 == 0), output[..., :1, :], output), at="context")
-_tiled("attention._weighted_sum", "queries_beyond_the_number_of_keys_zero",
+_faulty_tiles("attention._weighted_sum", "queries_beyond_the_number_of_keys_zero",
     "the grid is sized by keys: pytorch#139462's kind",
-    lambda weights, value: np.where(_row(weights) < value.shape[-2], weights @ value, 0), at="context")
-_tiled(_causal, "causal_loop_by_one_tile_of_64_for_128_queries",
+    lambda weights, value: np.where(_row_numbers(weights) < value.shape[-2], weights @ value, 0), at="context")
+_faulty_tiles(_change_causality, "causal_loop_by_one_tile_of_64_for_128_queries",
     "structure: tiles of 128 queries and 64 keys, of which the second on the diagonal is skipped",
     lambda allowed, query, key: np.asarray(allowed & (key < query // 128 * 128 + 64)))
 # Mask from the top left, but end the loop over tiles of 16 keys as if the last query stood at the last key.
-_tiled(_causal, "causal_loop_bounded_from_the_other_corner",
+_faulty_tiles(_change_causality, "causal_loop_bounded_from_the_other_corner",
     "masked from the top left, bounded from the bottom right: cutlass#2336's kind",
     lambda allowed, query, key: np.asarray(allowed & (key < np.ceil(
         ((query // 16 + 1) * 16 + allowed.shape[1] - len(allowed)) / 16) * 16)))
@@ -394,40 +410,40 @@ for _option, _other, _defect in (
     ("softcap", "key_lengths", "lengths take a path without a cap: onnxruntime#28379's kind"),
     ("softcap", "a_past", "decoding from a cache knows no cap: vllm#7425's kind"),
 ):
-    _where, _diagnosis = _OTHERS[_other.removeprefix("a_")], _IGNORED[_option]
+    _where, _diagnosis = _FEATURE_CONDITIONS[_other.removeprefix("a_")], _IGNORED_READINGS[_option]
     _reading = "pairs", _diagnosis[0], _defect, f"{_option}_dropped_with_{_other}", _where
-    mutant(**next(forms.misread(_reading, dtypes=KERNELS, diagnosis=_diagnosis)))
-_pair("dot_scores", "scale_applied_twice_with_a_softcap",
+    mutant(**next(forms.reading_faults(_reading, dtypes=KERNEL_DTYPES, diagnosis=_diagnosis)))
+_faulty_pairs("dot_scores", "scale_applied_twice_with_a_softcap",
     "structure: the scale is part of the cap's argument, and applied once more",
     _scale_twice, at="capped", diagnosis="softcap-of-twice-scaled-scores")
-for _fault in forms.misread(
+for _fault in forms.reading_faults(
     ("pairs", "aligned-with-key-lengths", "the window counts from each entry's last key: flash-attention#1778's kind",
-        "window_at_the_last_key_of_each_length", forms.has_any("window")),
+        "window_at_the_last_key_of_each_length", forms.has_any_of("window")),
     ("pairs", "aligned-with-key-lengths", "causality counts from each entry's last key: flash-attention#1778's kind",
-        "causal_at_the_last_key_of_each_length", forms.has_any("is_causal")),
-    dtypes=KERNELS, diagnosis=("aligned-bottom-right", "aligned-with-key-lengths"),
+        "causal_at_the_last_key_of_each_length", forms.has_any_of("is_causal")),
+    dtypes=KERNEL_DTYPES, diagnosis=("aligned-bottom-right", "aligned-with-key-lengths"),
 ):
     mutant(**_fault)
 # Read the mask of head h, which all batch entries share, one head further in each of them.
-_pair(forms.mask_read_as, "mask_per_head_read_with_a_batch_stride",
+_faulty_pairs(forms.change_mask, "mask_per_head_read_with_a_batch_stride",
     "a shared mask moves on with the batch: graph-transformer-pytorch#2's kind",
     lambda mask, scores: mask if mask.shape[:2] != (1, scores.shape[1]) else np.asarray(mask[0][
         (np.arange(scores.shape[1]) + np.arange(scores.shape[0])[:, np.newaxis]) % scores.shape[1]]), at="masked")
-for _fault in forms.misread(
+for _fault in forms.reading_faults(
     ("pairs", "bias-by-key-heads", "structure: one pointer for all that belongs to a head of keys"),
     ("pairs", "bias-scaled", "the scale is applied to the sum on the causal path: TransformerEngine#236's kind",
-        "bias_scaled_when_causal", forms.has_any("is_causal")),
+        "bias_scaled_when_causal", forms.has_any_of("is_causal")),
     ("pairs", "bias-one-key-late", "structure: the offset of a window's first key is added to the bias, too",
-        "bias_one_key_late_in_a_window", forms.has_any("window")),
+        "bias_one_key_late_in_a_window", forms.has_any_of("window")),
     ("decoding", "key-lengths-ignored", "positions behind the current one are read: tt-metal#41215",
-        "key_lengths_ignored_in_decoding", _decodes),
+        "key_lengths_ignored_in_decoding", _is_decoding),
     ("decoding", "bias-ignored", "a path for one query that knows no bias: onnxruntime#29020's kind",
-        "bias_ignored_in_decoding", _decodes),
+        "bias_ignored_in_decoding", _is_decoding),
     ("decoding", "mask-beside-past", "extending reads all of the cache: transformers#30437's kind",
         "mask_does_not_reach_the_past_of_several_queries", lambda problem: queries_and_keys(problem.inputs)[0] > 1),
     ("decoding", "mask-ignored", "a path for one query that knows no mask: onnxruntime#29020's kind",
-        "mask_ignored_in_decoding", _decodes),
-    dtypes=KERNELS,
+        "mask_ignored_in_decoding", _is_decoding),
+    dtypes=KERNEL_DTYPES,
 ):
     mutant(**_fault)
 # fmt: on

@@ -9,13 +9,15 @@ with two neighbouring axes exchanged. An option is left out, taken twice, negate
 has each edge off by one, or its sides exchanged. A stage is rounded to eight bits. What an option or an input is said
 to be decides which families apply to it, so that a new one has its faults by its row of the specification. What the
 products, sums and averages of attention are handed, and what they return, is stored in other formats, is another
-entry's, or is lost behind the last whole tile. Some of these faults have been met in public code (``MET``).
+entry's, or is lost behind the last whole tile. Some of these faults were found in public code
+(``FAULTS_IN_THE_WILD``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from inspect import signature
 from itertools import pairwise
@@ -30,8 +32,8 @@ from attncheck.mutation import kernel
 from attncheck.mutation.kernel import Array, Store, bfloat16
 from attncheck.mutation.mutant import (
     ACCURACY_OF_16_BITS,
-    EVERY,
-    WIDE,
+    ALL_BUT_BFLOAT16,
+    WIDE_DTYPES,
     Control,
     Equivalent,
     Mutant,
@@ -75,7 +77,7 @@ def _is_count(spec: InputSpec) -> bool:
     return spec.whole and spec.axes in (("B",), ("S",))
 
 
-OF_INPUTS = (
+INPUT_FAULTS = (
     ArgumentFault(
         "left_out", "has no effect", lambda array: None, lambda spec: not spec.required and spec.needs is None
     ),
@@ -92,7 +94,7 @@ OF_INPUTS = (
 )
 
 
-def _widened(left: int, right: int) -> Callable[[Window], Window]:
+def _move_window_edges(left: int, right: int) -> Callable[[Window], Window]:
     """Move the edges of a window that has them."""
 
     def change(window: Window) -> Window:
@@ -106,54 +108,54 @@ def _is_window(spec: OptionSpec) -> bool:
     return bool(spec.type == Window)
 
 
-def _is_factor(spec: OptionSpec) -> bool:
-    return spec.type is float and spec.name != "epsilon"  # which decides little of what is not near zero
-
-
-OF_OPTIONS = (
+OPTION_FAULTS = (
     ArgumentFault("left_out", "has no effect", lambda value: None, lambda spec: spec.name != "epsilon"),
-    ArgumentFault("taken_twice", "is applied twice as large", lambda value: 2 * value, _is_factor),
+    ArgumentFault(
+        "taken_twice",
+        "is applied twice as large",
+        lambda value: 2 * value,
+        lambda spec: spec.type is float and spec.name != "epsilon",  # epsilon matters only near zero
+    ),
     ArgumentFault(
         "negated", "has the other sign", lambda value: -value, lambda spec: spec.type is float and not spec.positive
     ),
-    ArgumentFault("one_wider_before", "sees one key more before", _widened(1, 0), _is_window),
-    ArgumentFault("one_narrower_before", "sees one key fewer before", _widened(-1, 0), _is_window),
-    ArgumentFault("one_wider_after", "sees one key more after", _widened(0, 1), _is_window),
-    ArgumentFault("one_narrower_after", "sees one key fewer after", _widened(0, -1), _is_window),
+    ArgumentFault("one_wider_before", "sees one key more before", _move_window_edges(1, 0), _is_window),
+    ArgumentFault("one_narrower_before", "sees one key fewer before", _move_window_edges(-1, 0), _is_window),
+    ArgumentFault("one_wider_after", "sees one key more after", _move_window_edges(0, 1), _is_window),
+    ArgumentFault("one_narrower_after", "sees one key fewer after", _move_window_edges(0, -1), _is_window),
     ArgumentFault("turned_round", "has its sides exchanged", lambda window: window[::-1], _is_window),
 )
 
 
-def of_input(spec: InputSpec) -> Iterator[ArgumentFault]:
+def faults_of_input(spec: InputSpec) -> Iterator[ArgumentFault]:
     """Yield the faults of an input."""
-    yield from (family for family in OF_INPUTS if family.applies(spec))
+    yield from (family for family in INPUT_FAULTS if family.applies(spec))
     if spec.neutral is not None:
         neutral = spec.neutral
         yield ArgumentFault("neutral", "is what changes nothing", lambda array: np.full_like(array, neutral))
     names = [AXES.get(axis, "element") for axis in spec.axes]
     for axis, name in enumerate(names, -len(names)):
         if spec.axes[axis] != "S1":  # limits between sequences have no next one
-            yield from _along_axis(OF_PLACES, name, axis, len(names))
+            yield from _axis_faults(PLACE_CHANGES, name, axis, len(names))
     for first, second in pairwise(range(-len(names), 0)):
         both = f"{names[first]}_and_{names[second]}"
-        defect, change = f"is laid out with {_words(both)} exchanged", _on_axis(_exchange_axes, first, len(names))
+        defect, change = (
+            f"is laid out with {_as_words(both)} exchanged",
+            _apply_on_axis(_exchange_axes, first, len(names)),
+        )
         yield ArgumentFault(f"with_{both}_exchanged", defect, change)
 
 
-def of_option(spec: OptionSpec) -> Iterator[ArgumentFault]:
+def faults_of_option(spec: OptionSpec) -> Iterator[ArgumentFault]:
     """Yield the faults of an option; of values by name, the first is what is meant where none is given."""
-    yield from (family for family in OF_OPTIONS if family.applies(spec))
+    yield from (family for family in OPTION_FAULTS if family.applies(spec))
     others = get_args(spec.type)[1:] if get_origin(spec.type) is Literal else ()
     if len(others) > 1:
         for word in others:
-            yield ArgumentFault(f"taken_for_{word}", f"is read as {word}", _constant(word))
+            yield ArgumentFault(f"taken_for_{word}", f"is read as {word}", partial(lambda word, _: word, word))
 
 
-def _constant(value: Any) -> Callable[[Any], Any]:
-    return lambda _: value
-
-
-def _cut(array: Array, axis: int, end: int) -> Array:
+def _zero_after(array: Array, axis: int, end: int) -> Array:
     """Set all elements after the first ``end`` of an axis to zero."""
     kept = np.zeros_like(array)
     part = (slice(None),) * (axis % array.ndim) + (slice(end),)
@@ -163,27 +165,29 @@ def _cut(array: Array, axis: int, end: int) -> Array:
 
 AlongAxis = Mapping[str, Callable[[Array, int], Array]]
 """By the name of a fault, with a place for what lies along the axis: ``change(array, axis)``."""
-OF_PLACES: AlongAxis = {
+PLACE_CHANGES: AlongAxis = {
     "of_the_next_{}": lambda array, axis: np.roll(array, -1, axis),
     "of_the_{}_before": lambda array, axis: np.roll(array, 1, axis),
     "of_the_first_{}": lambda array, axis: np.broadcast_to(array.take([0][: array.shape[axis]], axis), array.shape),
     "with_each_{}_in_reverse": np.flip,
 }
-OF_LOOPS: AlongAxis = {
-    "without_the_last_{}": lambda array, axis: _cut(array, axis, array.shape[axis] - 1),
-    "without_each_{}_beyond_16": lambda array, axis: _cut(array, axis, 16),
-    "without_each_{}_beyond_128": lambda array, axis: _cut(array, axis, 128),
-    "without_each_{}_behind_tiles_of_64": lambda array, axis: _cut(array, axis, max(array.shape[axis] // 64, 1) * 64),
+LOOP_CHANGES: AlongAxis = {
+    "without_the_last_{}": lambda array, axis: _zero_after(array, axis, array.shape[axis] - 1),
+    "without_each_{}_beyond_16": lambda array, axis: _zero_after(array, axis, 16),
+    "without_each_{}_beyond_128": lambda array, axis: _zero_after(array, axis, 128),
+    "without_each_{}_behind_tiles_of_64": lambda array, axis: _zero_after(
+        array, axis, max(array.shape[axis] // 64, 1) * 64
+    ),
 }
 
 
-def _along_axis(changes: AlongAxis, of: str, axis: int, rank: int) -> Iterator[ArgumentFault]:
+def _axis_faults(changes: AlongAxis, of: str, axis: int, rank: int) -> Iterator[ArgumentFault]:
     for name, change in changes.items():
         fault = name.format(of)
-        yield ArgumentFault(fault, f"is that {_words(fault)}", _on_axis(change, axis, rank))
+        yield ArgumentFault(fault, f"is that {_as_words(fault)}", _apply_on_axis(change, axis, rank))
 
 
-def _on_axis(change: Callable[[Array, int], Array], axis: int, rank: int) -> Callable[[Array], Array]:
+def _apply_on_axis(change: Callable[[Array, int], Array], axis: int, rank: int) -> Callable[[Array], Array]:
     """Change an axis of arrays that have all of them."""
     return lambda array: change(array, axis) if array.ndim == rank else array
 
@@ -195,11 +199,11 @@ def _exchange_axes(array: Array, axis: int) -> Array:
     return array.reshape(shape).swapaxes(axis, axis + 1)
 
 
-def _words(name: str) -> str:
+def _as_words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def stage_rounded(function: str, stage: str) -> Steps:
+def round_stage(function: str, stage: str) -> Steps:
     """Round a stage of a function of the contract to eight bits when it is returned."""
     right = getattr(numpy_backend, function)
 
@@ -223,13 +227,13 @@ class StepArray:
 
     def faults(self) -> Iterator[ArgumentFault]:
         """Yield what may be wrong with it; of what is added up, the order is not."""
-        for name, store in _FORMATS.items():
-            yield ArgumentFault(f"in_{name}", f"is stored in {_words(name)}", store)
+        for name, store in _STORE_FORMATS.items():
+            yield ArgumentFault(f"in_{name}", f"is stored in {_as_words(name)}", store)
         for axis, of in enumerate(self.axes, -len(self.axes)):
             if of and not (of == "key" and self.step.endswith("_row_sum")):
-                yield from _along_axis(OF_PLACES, of, axis, len(self.axes))
+                yield from _axis_faults(PLACE_CHANGES, of, axis, len(self.axes))
             if of in ("query", "key", "feature"):
-                yield from _along_axis(OF_LOOPS, of, axis, len(self.axes))
+                yield from _axis_faults(LOOP_CHANGES, of, axis, len(self.axes))
 
     def read_as(self, change: Callable[[Any], Any]) -> Steps:
         """Return the step that reads the array as another one."""
@@ -243,7 +247,7 @@ class StepArray:
         return {self.step: run}
 
 
-_FORMATS: Mapping[str, Store] = {
+_STORE_FORMATS: Mapping[str, Store] = {
     **{"bfloat16": bfloat16, "float16": kernel.float16, "tf32": kernel.tf32},
     **{"bfloat16_cut_off": kernel.truncated_bfloat16, "tf32_cut_off": kernel.truncated_tf32},
 }
@@ -253,7 +257,7 @@ _SCORES, _QUERIES, _KEYS, _ROWS = (
 )
 # Rows, laid out by hand: the step, the operation and its stage, and below what the step is handed and returns.
 # fmt: off
-_STEPS: tuple[tuple[str, str, str, tuple[tuple[str, tuple[str, ...]] | None, ...]], ...] = (
+_STEP_ROWS: tuple[tuple[str, str, str, tuple[tuple[str, tuple[str, ...]] | None, ...]], ...] = (
     ("dot_scores._dot", "attention", "raw_scores", (("query", _QUERIES), ("key", _KEYS), ("product", _SCORES))),
     ("_softmax_with_sinks", "attention", "weights", (("logits", _SCORES), None)),
     ("_softmax_with_sinks._row_sum", "attention", "weights", (("exponentials", _SCORES), ("sum", _ROWS))),
@@ -267,15 +271,15 @@ _STEPS: tuple[tuple[str, str, str, tuple[tuple[str, tuple[str, ...]] | None, ...
         (("weights", _SCORES), ("rows", _QUERIES), ("sum", _KEYS))),
 )
 # fmt: on
-OF_STEPS = tuple(
+STEP_ARRAYS = tuple(
     StepArray(step, None if place == len(arrays) - 1 else place, *array, operation, stage)
-    for step, operation, stage, arrays in _STEPS
+    for step, operation, stage, arrays in _STEP_ROWS
     for place, array in enumerate(arrays)
     if array is not None
 )
 
 
-def applies(operation: Operation, name: str, spec: InputSpec | OptionSpec, fault: ArgumentFault) -> bool:
+def can_show_fault(operation: Operation, name: str, spec: InputSpec | OptionSpec, fault: ArgumentFault) -> bool:
     """Return whether an input of an operation can show a fault of an argument.
 
     An argument that an operation passes through to attention may only get lost; any other fault is one of attention.
@@ -302,11 +306,11 @@ def arguments_of(operation: Operation) -> Iterator[tuple[str, InputSpec | Option
 
 def faults_of(operation: Operation, name: str, spec: InputSpec | OptionSpec) -> Iterator[ArgumentFault]:
     """Yield the faults of an argument of an operation."""
-    of_argument = of_input(spec) if isinstance(spec, InputSpec) else of_option(spec)
-    yield from (fault for fault in of_argument if applies(operation, name, spec, fault))
+    of_argument = faults_of_input(spec) if isinstance(spec, InputSpec) else faults_of_option(spec)
+    yield from (fault for fault in of_argument if can_show_fault(operation, name, spec, fault))
 
 
-def stages_of(operation: Operation) -> Iterator[str]:
+def returned_stages(operation: Operation) -> Iterator[str]:
     """Yield the stages that the NumPy backend returns of an operation; of several sequences it has the last ones."""
     is_by_sequence = not {"cu_seqlens_q", "key_pages"}.isdisjoint(operation.inputs) and not operation.has_gradients
     stages = operation.stages[-2:] if is_by_sequence else operation.stages
@@ -315,7 +319,7 @@ def stages_of(operation: Operation) -> Iterator[str]:
 
 # Rows, laid out by hand: the fault, the defect in the wild, and what it may rightly be named, if not as it is.
 # fmt: off
-MET: Mapping[str, str | tuple[str, str | tuple[str, ...]]] = {
+FAULTS_IN_THE_WILD: Mapping[str, str | tuple[str, str | tuple[str, ...]]] = {
     "attention_scale_left_out": ("the argument has no effect: tt-metal#33304, pytorch#151098", "scale-default"),
     "dot_scores_dot_product_in_float16": "the scale comes after a float16 product: metal-flash-attention#8",
     "dot_scores_dot_query_in_bfloat16": "the query is cast down on the way in: pytorch#158979's kind",
@@ -415,48 +419,52 @@ MET: Mapping[str, str | tuple[str, str | tuple[str, ...]]] = {
 
 def _diagnosis_of(what: str) -> str | tuple[str, ...]:
     """Return the diagnosis of a fault of an array or argument: the reading of the same name, or an accuracy."""
-    is_rounded = any(f"_in_{name}" in what for name in _FORMATS)
+    is_rounded = any(f"_in_{name}" in what for name in _STORE_FORMATS)
     return ACCURACY_OF_16_BITS if is_rounded else what.replace("_of_the_", "_of_").replace("_", "-")
 
 
-def _register(owner: str, what: str, defect: str, steps: Steps, at: str, of: tuple[str, str]) -> None:
+def _register_fault(owner: str, what: str, defect: str, steps: Steps, at: str, of: tuple[str, str]) -> None:
     name = f"{owner}_{what}"
-    if name not in MET:
+    if name not in FAULTS_IN_THE_WILD:
         mutant("by the specification", None, name, defect, steps, at=at, dtypes=ONE_DTYPE, of=of)
         return
-    met = MET[name]
+    met = FAULTS_IN_THE_WILD[name]
     defect, diagnosis = (met, _diagnosis_of(what)) if isinstance(met, str) else met
-    more: Any = {"dtypes": WIDE if diagnosis == ACCURACY_OF_16_BITS else EVERY, "diagnosis": diagnosis}
+    more: Any = {
+        "dtypes": WIDE_DTYPES if diagnosis == ACCURACY_OF_16_BITS else ALL_BUT_BFLOAT16,
+        "diagnosis": diagnosis,
+    }
     mutant("by the specification", None, name, defect, steps, at=at, of=of, is_met=True, **more)
 
 
 # fmt: off
 for _operation in OPERATIONS.values():
-    _what = _words(_operation.name)
+    _what = _as_words(_operation.name)
     for _name, _spec in arguments_of(_operation):
         for _fault in faults_of(_operation, _name, _spec):
-            _register(_operation.name, f"{_name}_{_fault.name}", f"the {_words(_name)} of {_what} {_fault.defect}",
-                kernel.argument_read_as(_operation.function, _name, _fault.change),
+            _register_fault(_operation.name, f"{_name}_{_fault.name}",
+                            f"the {_as_words(_name)} of {_what} {_fault.defect}",
+                kernel.change_argument(_operation.function, _name, _fault.change),
                 _spec.asks_for or _operation.stages[0], (_operation.name, _name))
-    for _stage in stages_of(_operation):
-        _register(_operation.name, f"{_stage}_rounded_to_eight_bits",
-            f"the {_words(_stage)} of {_what} is stored in bfloat16",
-            stage_rounded(_operation.function, _stage), _stage, (_operation.name, ""))
-for _array in OF_STEPS:
+    for _stage in returned_stages(_operation):
+        _register_fault(_operation.name, f"{_stage}_rounded_to_eight_bits",
+            f"the {_as_words(_stage)} of {_what} is stored in bfloat16",
+            round_stage(_operation.function, _stage), _stage, (_operation.name, ""))
+for _array in STEP_ARRAYS:
     _step = _array.step.replace("._", "_").strip("_")
     for _fault in _array.faults():
-        _register(_step, f"{_array.name}_{_fault.name}",
-            f"the {_words(_array.name)} of {_words(_step)} {_fault.defect}",
+        _register_fault(_step, f"{_array.name}_{_fault.name}",
+            f"the {_as_words(_array.name)} of {_as_words(_step)} {_fault.defect}",
             _array.read_as(_fault.change), _array.stage, (_array.operation, ""))
 # fmt: on
 
 _MODULES = (*(topic.__name__ for topic in TOPICS), __name__)
-_ALL: tuple[Subject, ...] = tuple(subject for module in _MODULES for subject in subjects_of_module(module))
-MUTANTS: tuple[Mutant, ...] = tuple(subject for subject in _ALL if isinstance(subject, Mutant))
+_ALL_SUBJECTS: tuple[Subject, ...] = tuple(subject for module in _MODULES for subject in subjects_of_module(module))
+MUTANTS: tuple[Mutant, ...] = tuple(subject for subject in _ALL_SUBJECTS if isinstance(subject, Mutant))
 BY_HAND: tuple[Mutant, ...] = tuple(fault for fault in MUTANTS if not fault.is_generated)
 """The faults that are not derived from the specification, and those that are known to have occurred."""
-CONTROLS: tuple[Control, ...] = tuple(subject for subject in _ALL if isinstance(subject, Control))
-EQUIVALENT: tuple[Equivalent, ...] = tuple(subject for subject in _ALL if isinstance(subject, Equivalent))
+CONTROLS: tuple[Control, ...] = tuple(subject for subject in _ALL_SUBJECTS if isinstance(subject, Control))
+EQUIVALENT: tuple[Equivalent, ...] = tuple(subject for subject in _ALL_SUBJECTS if isinstance(subject, Equivalent))
 SUBJECTS: Mapping[str, Subject] = {subject.name: subject for subject in (*MUTANTS, *CONTROLS, *EQUIVALENT)}
 
 

@@ -17,17 +17,30 @@ import numpy as np
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import EmptyRows, Stages
 from attncheck.mutation import forms, kernel
-from attncheck.mutation.blocks import cut_into, split
-from attncheck.mutation.kernel import Array, Product, Store, in_tiles, over_queries, padded, rows_in_tiles, spans
-from attncheck.mutation.mutant import REFERENCE, WIDE, Call, Steps, control, numpy_with, within
+from attncheck.mutation.blocks import attend_in_parts, cut_evenly
+from attncheck.mutation.kernel import (
+    Array,
+    Product,
+    Store,
+    pad_last_axis,
+    product_over_queries,
+    tile_slices,
+    tiled_product,
+    tiled_row_sum,
+)
+from attncheck.mutation.mutant import REFERENCE, WIDE_DTYPES, Call, Steps, control, numpy_with, rebind_globals
 from attncheck.spec import LOGITS
 
 _LOG2E = math.log2(math.e)
-_BASE_TWO = numpy_with(exp=lambda shifted: np.exp2(shifted * _LOG2E), log=lambda total: np.log2(total) * math.log(2))
+_NUMPY_IN_BASE_TWO = numpy_with(
+    exp=lambda shifted: np.exp2(shifted * _LOG2E), log=lambda total: np.log2(total) * math.log(2)
+)
 """exp(x) = exp2(x log2(e)), and log likewise."""
 
 
-def _by(product: Product, total: Callable[[Array], Array], store: Store = kernel.exactly) -> Steps:
+def _use_products_and_sums(
+    product: Product, total: Callable[[Array], Array], store: Store = kernel.store_exactly
+) -> Steps:
     """Use another product of matrices in scores and average, and another row sum."""
     return {
         "dot_scores._dot": lambda query, key: product(query, np.swapaxes(key, -1, -2)),
@@ -36,35 +49,35 @@ def _by(product: Product, total: Callable[[Array], Array], store: Store = kernel
     }
 
 
-def _in_order(product: Product, total: Callable[[Array], Array]) -> Steps:
-    return {**forms.products_by(product), "_softmax_with_sinks._row_sum": total}
+def _sum_in_order(product: Product, total: Callable[[Array], Array]) -> Steps:
+    return {**forms.use_product(product), "_softmax_with_sinks._row_sum": total}
 
 
-def _divided_last(divide: Callable[[Array, Array], Array], store: Store = kernel.exactly) -> Steps:
+def _divide_last(divide: Callable[[Array, Array], Array], store: Store = kernel.store_exactly) -> Steps:
     """Average exponentials, and divide by their sum behind that."""
 
     def average(logits: Array, weights: Array, value: Array) -> Array:
-        exponentials = forms.with_exponentials(logits)[1]
+        exponentials = forms.softmax_and_exponentials(logits)[1]
         total = backend._row_sum(exponentials)
         return divide(store(exponentials) @ value, np.where(total == 0, 1, total))
 
-    return forms.averaged(average)
+    return forms.replace_average(average)
 
 
-def _backward(call: Call, tile: int | None = None) -> Steps:
+def _fused_backward(call: Call, tile: int | None = None) -> Steps:
     """Go back as fused kernels do: weights from log_sum_exp, Delta from the output, and sums in tiles."""
     tiled: Steps = {}
     if tile is not None:
-        tiled = {"_weighted_sum": in_tiles(tile), "_sum_over_queries": over_queries(in_tiles(tile))}
+        tiled = {"_weighted_sum": tiled_product(tile), "_sum_over_queries": product_over_queries(tiled_product(tile))}
     return tiled | {
-        "attention": forms.stages_remembered(call, forms.weights_again(call.logits, call.log_sum_exp)),
+        "attention": forms.forward_with_weights(call, forms.recompute_weights(call.logits, call.log_sum_exp)),
         "_row_sum": lambda terms: forms.delta_from_output(call),
     }
 
 
-def _scaled_last(call: Call, product: Product = np.matmul) -> Steps:
+def _scale_last(call: Call, product: Product = np.matmul) -> Steps:
     """Leave the scale to the end of the sums over keys, and to the terms of those over queries."""
-    summed = over_queries(product)
+    summed = product_over_queries(product)
     return {
         "_scale_of": lambda query, scale: 1.0,
         "_weighted_sum": lambda gradient, key: backend._weighted_sum(gradient, key) * call.factor,
@@ -74,7 +87,7 @@ def _scaled_last(call: Call, product: Product = np.matmul) -> Steps:
     }
 
 
-@control("general_scores", why="the bias is a feature that is always 1: [q W, b] . [k, 1]", dtypes=WIDE)
+@control("general_scores", why="the bias is a feature that is always 1: [q W, b] . [k, 1]", dtypes=WIDE_DTYPES)
 def bilinear_bias_as_one_more_feature(
     query: Array, key: Array, weight: Array, *, score_bias: Array | None = None
 ) -> Stages:
@@ -108,7 +121,7 @@ def masks_that_are_added(*arrays: Array, empty_rows: EmptyRows = "zero", **keywo
     def forward(*inputs: Array, **options: Any) -> Stages:
         return backend.attention(*inputs, **options | {"empty_rows": empty_rows})
 
-    gradients: Stages = within(backend.attention_gradients, attention=forward)(*arrays, **keywords)
+    gradients: Stages = rebind_globals(backend.attention_gradients, attention=forward)(*arrays, **keywords)
     return gradients
 
 
@@ -119,7 +132,7 @@ def softcap_by_expm1(scores: Array, softcap: float) -> Array:
     return np.asarray(softcap * np.copysign(-grown / (2 + grown), argument))
 
 
-@control(forms.normalised, why="what a window or a mask forbids is left out of the sums")
+@control(forms.replace_softmax, why="what a window or a mask forbids is left out of the sums")
 def attended_keys_gathered(logits: Array) -> Stages:
     """Take only the keys that may be attended, side by side, and put their weights back where they belong."""
     order = np.argsort(logits == -np.inf, axis=-1, kind="stable")
@@ -136,37 +149,39 @@ def cosine_divided_after_the_product(query: Array, key: Array, *, scale: float |
     return {"scores": cosine if scale is None else cosine * scale}
 
 
-FUSED: Mapping[str, str] = {"float64": "native", "float32": "native", "bfloat16": "fused", "float16": "fused"}
-_EAGER = {**FUSED, "bfloat16": "eager", "float16": "eager"}
-_MERGED = {dtype: f"{name}_lse" for dtype, name in FUSED.items()}
+FUSED_CLASSES: Mapping[str, str] = {"float64": "native", "float32": "native", "bfloat16": "fused", "float16": "fused"}
+_EAGER_CLASSES = {**FUSED_CLASSES, "bfloat16": "eager", "float16": "eager"}
+_MERGED_CLASSES = {dtype: f"{name}_lse" for dtype, name in FUSED_CLASSES.items()}
 
 
-_right = partial(control, kernel.Kernel, dtypes=kernel.ALL, classes=FUSED)
-_right_and_wide = partial(control, partial(kernel.Kernel, wide=kernel.STATISTICS), dtypes=kernel.ALL, classes=FUSED)
+_right_kernel = partial(control, kernel.Kernel, dtypes=kernel.ALL_DTYPES, classes=FUSED_CLASSES)
+_right_wide_kernel = partial(
+    control, partial(kernel.Kernel, wide=kernel.WIDE_STAGES), dtypes=kernel.ALL_DTYPES, classes=FUSED_CLASSES
+)
 
 
-def _averaged_from(store: Store) -> Steps:
+def _store_weights(store: Store) -> Steps:
     """Store the weights in the format of the ends before they meet the values."""
     return {"attention._weighted_sum": lambda weights, value: store(weights) @ value}
 
 
-def _flash(tile: int, product: Product = np.matmul) -> kernel.Inside:
+def _flash_attention(tile: int, product: Product = np.matmul) -> kernel.StepsForStore:
     """Take keys in tiles; exponentials are stored in the format of the ends before they meet the values."""
 
     def inside(store: Store) -> Steps:
-        online = forms.Online(tile, product=lambda weights, value: product(store(weights), value))
-        return {**online.steps, **forms.in_gradients(lambda call: _backward(call, tile))}
+        online = forms.OnlineSoftmax(tile, product=lambda weights, value: product(store(weights), value))
+        return {**online.steps, **forms.steps_of_gradients(lambda call: _fused_backward(call, tile))}
 
     return inside
 
 
-def _in_base_two(store: Store) -> Steps:
+def _compute_in_base_two(store: Store) -> Steps:
     """Fold the scale into the query, and take 2^((s - m) log2(e))."""
-    score = forms.scored(lambda query, key, factor: {"scores": backend._dot(query * factor, key)})
-    return {**score, "_softmax_with_sinks.np": _BASE_TWO, **_averaged_from(store)}
+    score = forms.replace_scoring(lambda query, key, factor: {"scores": backend._dot(query * factor, key)})
+    return {**score, "_softmax_with_sinks.np": _NUMPY_IN_BASE_TWO, **_store_weights(store)}
 
 
-def _with_log2e_in_the_scale(store: Store) -> Steps:
+def _fold_log2e_into_scale(store: Store) -> Steps:
     """Multiply q k^T, or the tanh of a softcap, once, by the scale (or the cap) times log2(e); take 2^(s - m) of that.
 
     What FlashAttention's kernels do. docs/numerics.md, 4.1c, derives why its roundings are within every class. The
@@ -190,17 +205,17 @@ def _with_log2e_in_the_scale(store: Store) -> Steps:
         def normalise(logits: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
             in_two = np.where(np.isneginf(logits), logits, folded[-1])
             sinks = None if sinks is None else sinks * _LOG2E
-            stages = within(backend._softmax_with_sinks, np=numpy_with(exp=np.exp2, log=np.log2))(
+            stages = rebind_globals(backend._softmax_with_sinks, np=numpy_with(exp=np.exp2, log=np.log2))(
                 in_two, sinks, empty_rows
             )
             return {**stages, "log_sum_exp": stages["log_sum_exp"] * math.log(2)}
 
         return {"dot_scores": score, "_softmax_with_sinks": normalise}
 
-    return {**forms.in_attention(steps), **_averaged_from(store)}
+    return {**forms.steps_of_attention(steps), **_store_weights(store)}
 
 
-def _laid_out(lay: Callable[[Array, float], Array], back: Callable[[Array, int], Array], store: Store) -> Steps:
+def _reorder_keys(lay: Callable[[Array, float], Array], back: Callable[[Array, int], Array], store: Store) -> Steps:
     """Lay keys out in another way, ``lay(array, filled up with)``, and take their weights ``back``."""
 
     def normalise(logits: Array) -> Stages:
@@ -210,37 +225,37 @@ def _laid_out(lay: Callable[[Array, float], Array], back: Callable[[Array, int],
     def average(weights: Array, value: Array) -> Array:
         return np.asarray(store(lay(weights, 0)) @ np.swapaxes(lay(np.swapaxes(value, -1, -2), 0), -1, -2))
 
-    return {**forms.normalised(normalise), "attention._weighted_sum": average}
+    return {**forms.replace_softmax(normalise), "attention._weighted_sum": average}
 
 
-def _every_seventh_first(keys: int) -> Array:
+def _order_by_sevens(keys: int) -> Array:
     return np.argsort(np.arange(keys) % 7, kind="stable")
 
 
-@_right(why="tiles that nobody attends to are not read")
+@_right_kernel(why="tiles that nobody attends to are not read")
 def tiles_of_queries_that_skip_keys(store: Store) -> Steps:
     """Take 64 queries at a time, and of the keys no more than the last one that any of them attends to."""
 
     def average(logits: Array, weights: Array, value: Array) -> Array:
         output = np.zeros((*weights.shape[:-1], value.shape[-1]), value.dtype)
-        for span in spans(weights.shape[-2], 64):
+        for span in tile_slices(weights.shape[-2], 64):
             attended = ~np.isneginf(logits[..., span, :]).all(axis=tuple(range(logits.ndim - 1)))
             end = int(np.flatnonzero(attended).max(initial=-1)) + 1
             output[..., span, :] = store(weights[..., span, :end]) @ value[..., :end, :]
         return output
 
-    return forms.averaged(average)
+    return forms.replace_average(average)
 
 
-def _group_as_rows(left: Array, right: Array) -> Array:
+def _multiply_group_as_rows(left: Array, right: Array) -> Array:
     """Lay the query heads of a group one below the other: (B, Hkv, G L, X) times (B, Hkv, X, Y)."""
     batch, heads, rows, inner = left.shape
     stacked = left.reshape(batch, right.shape[1], heads // right.shape[1] * rows, inner)
     return np.asarray(stacked @ right).reshape(batch, heads, rows, right.shape[-1])
 
 
-@control(partial(kernel.Kernel, hidden=frozenset()), why="the class eager, sums in pairs", dtypes=kernel.ALL,
-    classes=_EAGER)  # fmt: skip
+@control(partial(kernel.Kernel, hidden=frozenset()), why="the class eager, sums in pairs", dtypes=kernel.ALL_DTYPES,
+    classes=_EAGER_CLASSES)  # fmt: skip
 def every_step_stored_in_the_format_of_the_ends(store: Store) -> Steps:
     """Store every intermediate; products and sums accumulate in float32, in pairs."""
 
@@ -250,10 +265,10 @@ def every_step_stored_in_the_format_of_the_ends(store: Store) -> Steps:
 
     library = numpy_with(exp=lambda shifted: store(np.exp(store(shifted))), log=lambda total: store(np.log(total)))
     summed = {"_row_sum": lambda terms: store(kernel.pairwise_sum(terms))}
-    softmax = within(backend._softmax_with_sinks, np=library, **summed)
+    softmax = rebind_globals(backend._softmax_with_sinks, np=library, **summed)
     return {
-        **forms.scored(score),
-        **forms.normalised(
+        **forms.replace_scoring(score),
+        **forms.replace_softmax(
             lambda logits: {name: store(array) for name, array in softmax(logits, None, "zero").items()}
         ),
         "attention._weighted_sum": kernel.pairwise_matmul,
@@ -267,125 +282,137 @@ control(None, REFERENCE, "the reference itself", {})
 # Running sums of float16 are kept in float16 here, as einsum may, and so is a scaled query: these are of other
 # classes than the reference.
 control("_softmax_with_sinks._row_sum", "sum_sorted", "the row sum from the smallest term to the largest",
-    lambda exponentials: kernel.sequential_sum(np.sort(exponentials, axis=-1)), dtypes=WIDE)
+    lambda exponentials: kernel.sequential_sum(np.sort(exponentials, axis=-1)), dtypes=WIDE_DTYPES)
 control(None, "sums_sequential", "one running sum each",
-    _in_order(kernel.sequential_matmul, kernel.sequential_sum), dtypes=WIDE)
-control(None, "sums_pairwise", "sums by halves", _in_order(kernel.pairwise_matmul, kernel.pairwise_sum), dtypes=WIDE)
+    _sum_in_order(kernel.sequential_matmul, kernel.sequential_sum), dtypes=WIDE_DTYPES)
+control(None, "sums_pairwise", "sums by halves", _sum_in_order(kernel.pairwise_matmul, kernel.pairwise_sum),
+        dtypes=WIDE_DTYPES)
 control(None, "keys_reversed", "sums from the last term to the first",
-    _in_order(lambda left, right: np.ascontiguousarray(left[..., ::-1]) @ np.ascontiguousarray(right[..., ::-1, :]),
-        lambda exponentials: kernel.sequential_sum(exponentials[..., ::-1])), dtypes=WIDE)
-control(forms.scored, "query_prescaled", "the scale is folded into the query",
-    lambda query, key, factor: {"scores": backend._dot(query * factor, key)}, dtypes=WIDE)
-control(forms.scored, "query_and_key_prescaled", "the scale's root is folded into query and key",
+    _sum_in_order(lambda left, right: np.ascontiguousarray(left[..., ::-1]) @ np.ascontiguousarray(right[..., ::-1, :]),
+        lambda exponentials: kernel.sequential_sum(exponentials[..., ::-1])), dtypes=WIDE_DTYPES)
+control(forms.replace_scoring, "query_prescaled", "the scale is folded into the query",
+    lambda query, key, factor: {"scores": backend._dot(query * factor, key)}, dtypes=WIDE_DTYPES)
+control(forms.replace_scoring, "query_and_key_prescaled", "the scale's root is folded into query and key",
     lambda query, key, factor: {"scores": backend._dot(query * math.copysign(math.sqrt(abs(factor)), factor),
-        key * math.sqrt(abs(factor)))}, dtypes=WIDE)
-control("_softmax_with_sinks.np", "exp2_for_exp", "exp(x) = exp2(x log2(e)), and log likewise", _BASE_TWO)
-control(forms.reciprocal_read_as, "reciprocal_multiplied", "e (1/l) for e/l", lambda total: np.asarray(1 / total))
-control(_divided_last, "divided_last", "the values are averaged before the division by the sum", np.divide)
-control(forms.products_by, "products_transposed", "A B = (B^T A^T)^T, with copies in other layouts",
+        key * math.sqrt(abs(factor)))}, dtypes=WIDE_DTYPES)
+control("_softmax_with_sinks.np", "exp2_for_exp", "exp(x) = exp2(x log2(e)), and log likewise", _NUMPY_IN_BASE_TWO)
+control(forms.replace_reciprocal, "reciprocal_multiplied", "e (1/l) for e/l", lambda total: np.asarray(1 / total))
+control(_divide_last, "divided_last", "the values are averaged before the division by the sum", np.divide)
+control(forms.use_product, "products_transposed", "A B = (B^T A^T)^T, with copies in other layouts",
     lambda left, right: np.swapaxes(
         np.swapaxes(right, -1, -2).copy() @ np.swapaxes(left, -1, -2).copy(), -1, -2).copy())
-control(forms.products_by, "products_by_einsum", "einsum for matmul",
-    lambda left, right: np.asarray(np.einsum("...ij,...jk->...ik", left, right)), dtypes=WIDE)
-control(forms.products_by, "products_row_by_row", "matrix times vector, one query at a time",
+control(forms.use_product, "products_by_einsum", "einsum for matmul",
+    lambda left, right: np.asarray(np.einsum("...ij,...jk->...ik", left, right)), dtypes=WIDE_DTYPES)
+control(forms.use_product, "products_row_by_row", "matrix times vector, one query at a time",
     lambda left, right: np.concatenate([left[..., :0, :] @ right,
         *(left[..., row : row + 1, :] @ right for row in range(left.shape[-2]))], axis=-2))
 control(None, "accumulated_in_float64", "sums and exponentials in float64, rounded once",
-    {**forms.products_by(kernel.wider(np.matmul)), "_softmax_with_sinks.np": numpy_with(exp=kernel.wider(np.exp)),
-        "_softmax_with_sinks._row_sum": kernel.wider(backend._row_sum),
-        "additive_scores.np": numpy_with(tanh=kernel.wider(np.tanh))}, dtypes=("float32", "float16"))
+    {**forms.use_product(kernel.accumulate_in_float64(np.matmul)),
+     "_softmax_with_sinks.np": numpy_with(exp=kernel.accumulate_in_float64(np.exp)),
+        "_softmax_with_sinks._row_sum": kernel.accumulate_in_float64(backend._row_sum),
+        "additive_scores.np": numpy_with(tanh=kernel.accumulate_in_float64(np.tanh))}, dtypes=("float32", "float16"))
 # float64 holds a product of two numbers of float32 exactly
-control(forms.products_by, "fused_multiply_add", "one rounding per multiplication and addition",
-    kernel.wider(partial(kernel.sequential_matmul, store=kernel.float32)), dtypes=("float32",))
+control(forms.use_product, "fused_multiply_add", "one rounding per multiplication and addition",
+    kernel.accumulate_in_float64(partial(kernel.sequential_matmul, store=kernel.float32)), dtypes=("float32",))
 control("general_scores", "bilinear_key_first", "q (W k) for (q W) k",
     lambda query, key, weight, *, score_bias=None:
-        forms.with_score_bias(backend._dot(query, key @ weight.T), score_bias))
+        forms.add_score_bias(backend._dot(query, key @ weight.T), score_bias))
 control("general_scores", "bilinear_by_einsum", "the bilinear score in one einsum",
     lambda query, key, weight, *, score_bias=None:
-        forms.with_score_bias(np.asarray(np.einsum("...qd,de,...ke->...qk", query, weight, key)), score_bias),
-    dtypes=WIDE)
-control(forms.rows_read_as, "uniform_rows_by_the_least_finite_number",
+        forms.add_score_bias(np.asarray(np.einsum("...qd,de,...ke->...qk", query, weight, key)), score_bias),
+    dtypes=WIDE_DTYPES)
+control(forms.change_softmax_rows, "uniform_rows_by_the_least_finite_number",
     "equal scores have equal weights, whatever they are: torch.finfo(dtype).min in place of masked scores",
     lambda logits, seen: np.where(np.isneginf(logits) & np.isfinite(seen), np.finfo(logits.dtype).min, seen))
 # Multiply (B, H, L, X) with (B, Hkv, X, Y), each query head with its group's.
-control(forms.grouped_by, "grouped_heads_by_einsum", "query heads of a group side by side, nothing repeated",
-    lambda left, right: np.asarray(np.einsum("bkglx,bkxy->bkgly", forms.in_groups(left, right.shape[1]),
-        right).reshape(*left.shape[:3], right.shape[-1])), dtypes=WIDE)
+control(forms.use_grouped_product, "grouped_heads_by_einsum", "query heads of a group side by side, nothing repeated",
+    lambda left, right: np.asarray(np.einsum("bkglx,bkxy->bkgly", forms.split_into_groups(left, right.shape[1]),
+        right).reshape(*left.shape[:3], right.shape[-1])), dtypes=WIDE_DTYPES)
 control(None, "halves_of_the_keys_merged", "each half has its softmax, merged by log_sum_exp as in split decoding",
-    split(cut_into(2)), hidden=forms.NEVER_HELD,
+    attend_in_parts(cut_evenly(2)), hidden=forms.UNSTORED_STAGES,
     classes={"float64": "native_lse", "float32": "native_lse", "float16": "eager_lse"})
 # What runs over blocks is kept in the arrays' own format: in float16, over thousands of keys, that is a fault.
 for _tile in (16, 64):
     control(None, f"online_softmax_in_blocks_of_{_tile}", "one pass over the keys, rescaled",
-        forms.Online(_tile).steps, dtypes=WIDE, hidden=forms.NEVER_HELD)
+        forms.OnlineSoftmax(_tile).steps, dtypes=WIDE_DTYPES, hidden=forms.UNSTORED_STAGES)
 
 # in 16 bits the class eager has no row sum from an output that was stored
-control(forms.delta_read_as, "gradient_row_sum_from_the_output",
+control(forms.replace_delta, "gradient_row_sum_from_the_output",
     "sum p dp = g o: Dao et al. 2022, FlashAttention, appendix B.4",
-    lambda call, terms: forms.delta_from_output(call), dtypes=WIDE)
-control(forms.in_gradients, "backward_weights_from_log_sum_exp",
-    "p = exp(s - L), made again in the backward pass, and the row sum from the output", _backward, dtypes=WIDE)
-control(forms.in_gradients, "gradient_row_sum_of_weights_made_again", "p = exp(s - L) in the sum of p dp, too",
-    lambda call: {"attention": forms.stages_remembered(call, forms.weights_again(call.logits, call.log_sum_exp))},
-    dtypes=WIDE)
-control(forms.in_gradients, "fused_backward_pass",
-    "weights made again, row sum from the output, sums in tiles of 64", partial(_backward, tile=64), dtypes=WIDE)
-control(forms.in_gradients, "query_gradient_scaled_last", "a (ds k) for (a ds) k", _scaled_last)
+    lambda call, terms: forms.delta_from_output(call), dtypes=WIDE_DTYPES)
+control(forms.steps_of_gradients, "backward_weights_from_log_sum_exp",
+    "p = exp(s - L), made again in the backward pass, and the row sum from the output", _fused_backward,
+    dtypes=WIDE_DTYPES)
+control(forms.steps_of_gradients, "gradient_row_sum_of_weights_made_again", "p = exp(s - L) in the sum of p dp, too",
+    lambda call: {"attention": forms.forward_with_weights(call, forms.recompute_weights(
+        call.logits, call.log_sum_exp))},
+    dtypes=WIDE_DTYPES)
+control(forms.steps_of_gradients, "fused_backward_pass",
+    "weights made again, row sum from the output, sums in tiles of 64", partial(_fused_backward, tile=64),
+    dtypes=WIDE_DTYPES)
+control(forms.steps_of_gradients, "query_gradient_scaled_last", "a (ds k) for (a ds) k", _scale_last)
 control("_sum_over_queries", "gradients_in_tiles_of_16_queries", "sums over queries tile by tile",
-    over_queries(in_tiles(16)))
+    product_over_queries(tiled_product(16)))
 control("_softmax_gradient", "softmax_gradient_distributed",
     "p dp - p delta for p (dp - delta), as automatic differentiation gives it",
     lambda weights, grad_weights, mean: np.asarray(weights * grad_weights - weights * mean))
-control(forms.in_gradients, "softcap_slope_by_cosh", "1 - tanh^2 = 1 / cosh^2",
+control(forms.steps_of_gradients, "softcap_slope_by_cosh", "1 - tanh^2 = 1 / cosh^2",
     lambda call: {"_cap_slope": lambda capped, softcap: 1 / np.cosh(call.stages["scores"] / softcap) ** 2})
 
 for _tile in (16, 64, 128):
-    _right(f"fused_kernel_with_tiles_of_{_tile}",
+    _right_kernel(f"fused_kernel_with_tiles_of_{_tile}",
         "one pass over tiles of keys, weights in the format of the ends, a backward pass from log_sum_exp",
-        _flash(_tile))
-_right_and_wide("fused_kernel_with_statistics_in_float32",
-    "log_sum_exp is returned in float32 beside outputs of 16 bits, as FlashAttention does", _flash(64))
-_right("kernel_with_tiles_and_blocks", "tiles of 64 keys, products in blocks of 16", _flash(64, in_tiles(16)))
-_right("fused_kernel_in_base_two", "the scale is folded into the query, exponentials in base 2", _in_base_two)
-_right_and_wide("fused_kernel_in_base_two_with_statistics_in_float32",
-    "the same, and log_sum_exp is returned in float32, as FlexAttention does", _in_base_two)
-_right("fused_kernel_with_log2e_in_the_scale",
+        _flash_attention(_tile))
+_right_wide_kernel("fused_kernel_with_statistics_in_float32",
+    "log_sum_exp is returned in float32 beside outputs of 16 bits, as FlashAttention does", _flash_attention(64))
+_right_kernel("kernel_with_tiles_and_blocks", "tiles of 64 keys, products in blocks of 16",
+              _flash_attention(64, tiled_product(16)))
+_right_kernel("fused_kernel_in_base_two", "the scale is folded into the query, exponentials in base 2",
+              _compute_in_base_two)
+_right_wide_kernel("fused_kernel_in_base_two_with_statistics_in_float32",
+    "the same, and log_sum_exp is returned in float32, as FlexAttention does", _compute_in_base_two)
+_right_kernel("fused_kernel_with_log2e_in_the_scale",
     "q k^T is multiplied once, by the scale times log2(e), and exponentials and statistics are in base two",
-    _with_log2e_in_the_scale)
-_right("keys_split_in_three", "parts of the keys merged by log_sum_exp, as in split decoding",
-    lambda store: split(cut_into(3), store=store), classes=_MERGED)
-_right("keys_split_into_parts_of_64", "parts of 64 keys merged by log_sum_exp",
-    lambda store: split(lambda logits: spans(logits.shape[-1], 64), store=store), classes=_MERGED)
-_right("kernel_with_sums_in_pairs", "sums by halves", partial(_by, kernel.pairwise_matmul, kernel.pairwise_sum))
+    _fold_log2e_into_scale)
+_right_kernel("keys_split_in_three", "parts of the keys merged by log_sum_exp, as in split decoding",
+    lambda store: attend_in_parts(cut_evenly(3), store=store), classes=_MERGED_CLASSES)
+_right_kernel("keys_split_into_parts_of_64", "parts of 64 keys merged by log_sum_exp",
+    lambda store: attend_in_parts(lambda logits: tile_slices(logits.shape[-1], 64), store=store),
+    classes=_MERGED_CLASSES)
+_right_kernel("kernel_with_sums_in_pairs", "sums by halves",
+              partial(_use_products_and_sums, kernel.pairwise_matmul, kernel.pairwise_sum))
 for _terms in (32, 8):
-    _right(f"kernel_with_sums_in_blocks_of_{_terms}", f"blocks of {_terms} terms, one after the other",
-        partial(_by, in_tiles(_terms), rows_in_tiles(_terms)))
-_right("kernel_with_sums_in_float64", "products and sums in float64, rounded once",
-    partial(_by, kernel.wider(np.matmul), kernel.wider(backend._row_sum)))
-_right("keys_in_another_order", "softmax and average do not depend on the order of the keys",
-    partial(_laid_out, lambda array, number: array[..., _every_seventh_first(array.shape[-1])],
-        lambda weights, keys: weights[..., np.argsort(_every_seventh_first(keys))]))
-_right("keys_padded_to_64", "keys that are masked have a weight of exactly 0",
-    partial(_laid_out, lambda array, number: padded(array, 64, number), lambda weights, keys: weights[..., :keys]))
-_right("widths_padded_to_32", "zeros behind the last feature add nothing",
-    lambda store: {"dot_scores._dot": lambda query, key: backend._dot(padded(query, 32), padded(key, 32)),
-        "attention._weighted_sum": lambda weights, value: (store(weights) @ padded(value, 32))[..., : value.shape[-1]]})
+    _right_kernel(f"kernel_with_sums_in_blocks_of_{_terms}", f"blocks of {_terms} terms, one after the other",
+        partial(_use_products_and_sums, tiled_product(_terms), tiled_row_sum(_terms)))
+_right_kernel("kernel_with_sums_in_float64", "products and sums in float64, rounded once",
+    partial(_use_products_and_sums, kernel.accumulate_in_float64(np.matmul),
+            kernel.accumulate_in_float64(backend._row_sum)))
+_right_kernel("keys_in_another_order", "softmax and average do not depend on the order of the keys",
+    partial(_reorder_keys, lambda array, number: array[..., _order_by_sevens(array.shape[-1])],
+        lambda weights, keys: weights[..., np.argsort(_order_by_sevens(keys))]))
+_right_kernel("keys_padded_to_64", "keys that are masked have a weight of exactly 0",
+    partial(_reorder_keys, lambda array, number: pad_last_axis(array, 64, number), lambda weights,
+            keys: weights[..., :keys]))
+_right_kernel("widths_padded_to_32", "zeros behind the last feature add nothing",
+    lambda store: {"dot_scores._dot": lambda query, key: backend._dot(pad_last_axis(query, 32), pad_last_axis(key, 32)),
+        "attention._weighted_sum": lambda weights, value: (store(weights) @ pad_last_axis(value, 32))[...,
+            : value.shape[-1]]})
 # Take maximum and sum in tiles of 64 keys, then the average of stored weights in a second pass.
-_right("two_passes_over_tiles", "statistics first, then the average, in tiles of 64 keys",
-    lambda store: {**forms.normalised(forms.Online(64).normalise),
-        "attention._weighted_sum": lambda weights, value: in_tiles(64)(store(weights), value)})
-_right("groups_as_rows", "the query heads of a group are rows of one tile, nothing is repeated",
-    lambda store: forms.grouped_by(_group_as_rows) | {
-        "attention._weighted_sum": lambda weights, value: _group_as_rows(store(weights), value)})
-_right("kernel_that_divides_last", "exponentials meet the values, and the reciprocal of the sum the average",
-    partial(_divided_last, lambda mean, total: np.asarray(mean * (1 / total))))
-_right("kernel_that_scales_the_gradient_last", "a (ds k) for (a ds) k, p dp - p Delta",
-    lambda store: {**_averaged_from(store), **forms.in_gradients(lambda call: {**_backward(call, 128),
+_right_kernel("two_passes_over_tiles", "statistics first, then the average, in tiles of 64 keys",
+    lambda store: {**forms.replace_softmax(forms.OnlineSoftmax(64).normalise),
+        "attention._weighted_sum": lambda weights, value: tiled_product(64)(store(weights), value)})
+_right_kernel("groups_as_rows", "the query heads of a group are rows of one tile, nothing is repeated",
+    lambda store: forms.use_grouped_product(_multiply_group_as_rows) | {
+        "attention._weighted_sum": lambda weights, value: _multiply_group_as_rows(store(weights), value)})
+_right_kernel("kernel_that_divides_last", "exponentials meet the values, and the reciprocal of the sum the average",
+    partial(_divide_last, lambda mean, total: np.asarray(mean * (1 / total))))
+_right_kernel("kernel_that_scales_the_gradient_last", "a (ds k) for (a ds) k, p dp - p Delta",
+    lambda store: {**_store_weights(store), **forms.steps_of_gradients(lambda call: {**_fused_backward(call, 128),
         "_softmax_gradient": lambda weights, gradient, delta: weights * gradient - weights * delta,
-        **_scaled_last(call, in_tiles(128))})})
+        **_scale_last(call, tiled_product(128))})})
 control(kernel.Kernel, "fused_kernel_with_weights_of_8_bits",
     "one pass over tiles of 64 keys, exponentials rounded to 8 bits before they meet the values",
-    lambda store: forms.Online(64, product=lambda weights, value:
+    lambda store: forms.OnlineSoftmax(64, product=lambda weights, value:
         weights.astype(ml_dtypes.float8_e4m3fn).astype(weights.dtype) @ value).steps,
-    dtypes=kernel.NARROW, classes=dict.fromkeys(kernel.NARROW, "fused_fp8"))
+    dtypes=kernel.NARROW_DTYPES, classes=dict.fromkeys(kernel.NARROW_DTYPES, "fused_fp8"))
 # fmt: on

@@ -1,8 +1,10 @@
-"""Ways to attend wrongly: faulty functions of masks, of the forward and of the backward pass, which get what they need.
+"""Forms of faults: each replaces steps of the NumPy backend by a function that the fault defines.
 
-The backend does all the rest. What is faulty with sinks beside it is asked for one more key, with a value of zeros. The
-online softmax takes keys in blocks, and rescales sum and average when the running maximum grows: Milakov & Gimelshein
-2018, "Online normalizer calculation for softmax".
+A form has one parameter for the faulty function, and passes it the arrays that it needs. The backend computes all other
+steps. If a call has sinks, a faulty softmax gets them as one more key, whose value is zero.
+
+The online softmax takes keys in blocks, and rescales sum and average when the running maximum grows: Milakov &
+Gimelshein 2018, "Online normalizer calculation for softmax".
 """
 
 from __future__ import annotations
@@ -20,26 +22,26 @@ from attncheck.backends.composed import seen_from_the_first_key
 from attncheck.backends.contract import EmptyRows, Stages
 from attncheck.diagnosis.readings import CATALOGUE
 from attncheck.judging.alternatives import Alternative, Reading
-from attncheck.mutation.kernel import Array, Store, exactly
-from attncheck.mutation.mutant import Call, PerCall, Step, Steps, Variant, within
+from attncheck.mutation.kernel import Array, Store, store_exactly
+from attncheck.mutation.mutant import Call, Step, Steps, StepsPerCall, Variant, rebind_globals
 from attncheck.reading.lowering import Options
 from attncheck.reading.problem import Problem
 from attncheck.spec import OPERATIONS, SCORE_SPECS, computed_stages
 
-READ_IN: Mapping[str, tuple[str, Options]] = {
+OPERATION_OF_FUNCTION: Mapping[str, tuple[str, Options]] = {
     **{operation.function: (name, {}) for name, operation in OPERATIONS.items()},
     **{spec.function: ("scoring", {"score": name}) for name, spec in SCORE_SPECS.items()},
 }
 """The functions that can compute another problem instead of theirs, with their operation and score."""
-_READINGS: Mapping[str, list[Reading]] = {
+_READINGS_BY_NAME: Mapping[str, list[Reading]] = {
     name: [reading for rows in CATALOGUE.values() for reading in rows if reading.name == name]
     for name in {reading.name for rows in CATALOGUE.values() for reading in rows}
 }
 
 
 @dataclass(frozen=True, eq=False)
-class ReadAs:
-    """A function of the backend that computes a problem as a reading takes it, where that applies."""
+class ReadingFault:
+    """A function of the backend that computes the problem of a reading, if the reading applies."""
 
     function: str
     reading: str
@@ -74,10 +76,10 @@ class ReadAs:
 
     def everywhere(self) -> Steps:
         """Return this fault for every function of its reading: before keys and values are laid out, or after."""
-        is_lowered = {reading.before_lowering for reading in _READINGS[self.reading]}
+        is_lowered = {reading.before_lowering for reading in _READINGS_BY_NAME[self.reading]}
         return {
             function: replace(self, function=function)
-            for function, (operation, _) in READ_IN.items()
+            for function, (operation, _) in OPERATION_OF_FUNCTION.items()
             if OPERATIONS[operation].is_lowered in is_lowered
         }
 
@@ -85,30 +87,30 @@ class ReadAs:
         """Return the problem of a call by the reading; None if the reading does not apply."""
         problem = self._problem(*arrays, **keywords)
         is_lowered = OPERATIONS[problem.operation].is_lowered
-        for reading in _READINGS[self.reading]:
+        for reading in _READINGS_BY_NAME[self.reading]:
             if reading.before_lowering is not is_lowered:
                 continue
             for form in replace(reading, before_lowering=False).of_problem(problem):
                 called = form.problem.as_call()
-                taken = {"score", *_PARAMETERS[self.function].parameters}
+                taken = {"score", *_SIGNATURES[self.function].parameters}
                 if form.replacement is None and taken >= {*called.inputs, *called.options} and self.where(problem):
                     return form
         return None
 
     def _problem(self, *arrays: Any, **keywords: Any) -> Problem:
-        arguments = {**dict(zip(_PARAMETERS[self.function].parameters, arrays, strict=False)), **keywords}
+        arguments = {**dict(zip(_SIGNATURES[self.function].parameters, arrays, strict=False)), **keywords}
         asked = {name: value for name, value in arguments.items() if value is not None}
         inputs = {name: array for name, array in asked.items() if isinstance(array, np.ndarray)}
-        operation, score = READ_IN[self.function]
+        operation, score = OPERATION_OF_FUNCTION[self.function]
         return Problem(
             operation, {**score, **{name: value for name, value in asked.items() if name not in inputs}}, inputs
         )
 
 
-_PARAMETERS = {name: signature(getattr(backend, name)) for name in READ_IN}
+_SIGNATURES = {name: signature(getattr(backend, name)) for name in OPERATION_OF_FUNCTION}
 
 
-def misread(*rows: tuple[Any, ...], **more: Any) -> Iterator[dict[str, Any]]:
+def reading_faults(*rows: tuple[Any, ...], **more: Any) -> Iterator[dict[str, Any]]:
     """Yield faults that apply a reading of the catalogue to their problem, as keywords of ``mutant``.
 
     A row has the topic, the reading, and the defect in the wild; the fault has the reading's name. A fault that applies
@@ -125,24 +127,24 @@ def _reading_fault(
     name: str = "",
     where: Callable[[Problem], object] = lambda problem: True,
 ) -> dict[str, Any]:
-    first = _READINGS[reading][0]
+    first = _READINGS_BY_NAME[reading][0]
     return {
         "topic": topic,
         "name": name or reading.replace("-", "_").lower(),
         "defect": defect,
-        "change": ReadAs("", reading, where).everywhere(),
+        "change": ReadingFault("", reading, where).everywhere(),
         "at": "rotated_query" if first.of == "rotary_cos" else first.stage,
         "diagnosis": reading,
-        "needs": first.of if len({row.of for row in _READINGS[reading]}) == 1 else "",
+        "needs": first.of if len({row.of for row in _READINGS_BY_NAME[reading]}) == 1 else "",
     }
 
 
-def has_any(*names: str) -> Callable[[Problem], object]:
+def has_any_of(*names: str) -> Callable[[Problem], object]:
     """Return a function that returns whether a problem has any of these inputs and options."""
     return lambda problem: any(name in problem.inputs or problem.options.get(name) for name in names)
 
 
-def of_operation(name: str) -> Callable[[Problem], object]:
+def is_operation(name: str) -> Callable[[Problem], object]:
     """Return a function that returns whether a problem is of this operation, or only of its score."""
     score = OPERATIONS[name].score
     return lambda problem: problem.operation == name or problem.options.get("score", "") == score
@@ -150,110 +152,110 @@ def of_operation(name: str) -> Callable[[Problem], object]:
 
 Masks: TypeAlias = dict[str, Any]
 """The arguments of ``mask_scores`` besides the scores: bias, mask, is_causal, window and so on."""
-_NO_MASKS: Masks = {
+_MASK_DEFAULTS: Masks = {
     name: parameter.default
     for name, parameter in signature(backend.mask_scores).parameters.items()
     if parameter.kind is Parameter.KEYWORD_ONLY
 }
-NO_RULES: Masks = {option: value for option, value in _NO_MASKS.items() if option != "bias"}
+NO_MASK_RULES: Masks = {option: value for option, value in _MASK_DEFAULTS.items() if option != "bias"}
 """Nothing is forbidden."""
 
 
-def forbids(masks: Masks) -> bool:
+def may_forbid_keys(masks: Masks) -> bool:
     """Return whether any key may be forbidden."""
     has_rules = masks["mask"] is not None or masks["key_lengths"] is not None
     return bool(masks["is_causal"] or has_rules or any(side is not None for side in masks["window"] or ()))
 
 
 def allowed_keys(scores: Array, masks: Masks) -> Array:
-    """Return which keys each query may attend to, (B, H, Lq, T), by the backend."""
-    asked = {**_NO_MASKS, **masks, "bias": None, "mask_fill": None}
+    """Return flags of the keys that each query may attend to, (B, H, Lq, T), as the backend masks them."""
+    asked = {**_MASK_DEFAULTS, **masks, "bias": None, "mask_fill": None}
     stages = backend.mask_scores(np.zeros(scores.shape, bool), **asked)
     return np.asarray(~np.isneginf(stages["masked"])) if "masked" in stages else np.ones(scores.shape, bool)
 
 
 def causal_keys(queries: int, keys: int) -> Array:
-    """Return which key each query sees that sees none behind its own, (Lq, T)."""
+    """Return the causal mask, (Lq, T): each query may attend to its own key and earlier ones."""
     return allowed_keys(np.zeros((queries, keys), bool), {"is_causal": True})
 
 
-def keys_within(scores: Array, window: Any) -> Array:
-    """Return which key each query sees through a window, (Lq, T)."""
+def keys_in_window(scores: Array, window: Any) -> Array:
+    """Return the mask of a window, (Lq, T)."""
     return allowed_keys(np.zeros(scores.shape[-2:], bool), {"window": window})
 
 
-def distance(scores: Array) -> Array:
-    """Return how far each key stands behind each query, j - i: (Lq, T)."""
+def key_distance(scores: Array) -> Array:
+    """Return the position of each key minus the position of each query, j - i: (Lq, T)."""
     queries, keys = scores.shape[-2:]
     behind: Array = np.arange(keys) - np.arange(queries)[:, np.newaxis]
     return behind
 
 
-def both(mask: Array | None, pattern: Array) -> Array:
-    """Return a mask that allows what both allow."""
+def combine_masks(mask: Array | None, pattern: Array) -> Array:
+    """Return a mask that allows a key if both masks allow it."""
     return pattern if mask is None else np.logical_and(mask, pattern)
 
 
-def _masking(step: Callable[[Array, Masks], Stages]) -> Steps:
-    """Mask by a step that gets scores and all of their masks."""
-    return {"mask_scores": lambda scores, **keywords: step(scores, {**_NO_MASKS, **keywords})}
+def _replace_masking(step: Callable[[Array, Masks], Stages]) -> Steps:
+    """Replace the masking by a step that gets the scores and all masks."""
+    return {"mask_scores": lambda scores, **keywords: step(scores, {**_MASK_DEFAULTS, **keywords})}
 
 
-def masks_read_as(change: Callable[[Array, Masks], Masks]) -> Steps:
-    """Mask by other options, if any key may be forbidden: ``change(scores, masks)`` returns the changed ones."""
+def change_masks(change: Callable[[Array, Masks], Masks]) -> Steps:
+    """Change the masks, if any key may be forbidden: ``change(scores, masks)`` returns the changed masks."""
 
     def masked(scores: Array, masks: Masks) -> Stages:
-        if forbids(masks):
+        if may_forbid_keys(masks):
             masks |= change(scores, masks)
             if masks["mask"] is None:  # whatever is left of the rules, there is a stage for them
                 masks["mask"] = np.ones((), bool)
         return backend.mask_scores(scores, **masks)
 
-    return _masking(masked)
+    return _replace_masking(masked)
 
 
-def mask_read_as(change: Callable[[Array, Array], Array]) -> Steps:
-    """Take the mask for another one: ``change(mask, scores)``."""
-    return _option_read_as("mask", change)
+def change_mask(change: Callable[[Array, Array], Array]) -> Steps:
+    """Replace the mask by ``change(mask, scores)``."""
+    return _change_mask_option("mask", change)
 
 
-def window_read_as(change: Callable[..., Any]) -> Steps:
-    """Take the window for another one: ``change(left, right)``."""
-    return _option_read_as("window", lambda window, scores: change(*window))
+def change_window(change: Callable[..., Any]) -> Steps:
+    """Replace the window by ``change(left, right)``."""
+    return _change_mask_option("window", lambda window, scores: change(*window))
 
 
-def lengths_read_as(change: Callable[[Array, int], Array]) -> Steps:
-    """Take the lengths for others: ``change(lengths, keys)``."""
-    return _option_read_as("key_lengths", lambda lengths, scores: change(lengths, scores.shape[-1]))
+def change_lengths(change: Callable[[Array, int], Array]) -> Steps:
+    """Replace the key lengths by ``change(lengths, keys)``."""
+    return _change_mask_option("key_lengths", lambda lengths, scores: change(lengths, scores.shape[-1]))
 
 
-def _option_read_as(option: str, change: Callable[[Any, Array], Any]) -> Steps:
-    return masks_read_as(lambda scores, masks: {} if masks[option] is None else {option: change(masks[option], scores)})
+def _change_mask_option(option: str, change: Callable[[Any, Array], Any]) -> Steps:
+    return change_masks(lambda scores, masks: {} if masks[option] is None else {option: change(masks[option], scores)})
 
 
-def _pattern(rule: str, pattern: Callable[[Array, Masks], Array]) -> Steps:
-    """Take another pattern for a rule, of queries that stand at their own index."""
+def _replace_pattern(rule: str, pattern: Callable[[Array, Masks], Array]) -> Steps:
+    """Replace a rule by another pattern, for queries whose position is their index."""
 
     def change(scores: Array, masks: Masks) -> Masks:
         if not masks[rule] or masks["query_offsets"] is not None:
             return {}
-        return {rule: _NO_MASKS[rule], "mask": both(masks["mask"], pattern(scores, masks))}
+        return {rule: _MASK_DEFAULTS[rule], "mask": combine_masks(masks["mask"], pattern(scores, masks))}
 
-    return masks_read_as(change)
-
-
-def causal_pattern(pattern: Callable[[int, int], Array]) -> Steps:
-    """Take another pattern for causality: ``pattern(queries, keys)``, of queries that stand at their own index."""
-    return _pattern("is_causal", lambda scores, masks: pattern(*scores.shape[-2:]))
+    return change_masks(change)
 
 
-def window_pattern(pattern: Callable[[Array, Masks], Array]) -> Steps:
-    """Take another pattern for the window: ``pattern(scores, masks)``, of queries that stand at their own index."""
-    return _pattern("window", pattern)
+def replace_causality(pattern: Callable[[int, int], Array]) -> Steps:
+    """Replace causality by ``pattern(queries, keys)``, for queries whose position is their index."""
+    return _replace_pattern("is_causal", lambda scores, masks: pattern(*scores.shape[-2:]))
 
 
-def filled(fill: Callable[[Array, Array, Masks], Array]) -> Steps:
-    """Give what is forbidden another number than -inf: ``fill(biased, allowed, masks)``."""
+def replace_window(pattern: Callable[[Array, Masks], Array]) -> Steps:
+    """Replace the window by ``pattern(scores, masks)``, for queries whose position is their index."""
+    return _replace_pattern("window", pattern)
+
+
+def change_fill(fill: Callable[[Array, Array, Masks], Array]) -> Steps:
+    """Set masked scores by ``fill(biased, allowed, masks)`` instead of to -inf."""
 
     def masked(scores: Array, masks: Masks) -> Stages:
         stages = backend.mask_scores(scores, **masks)
@@ -261,11 +263,11 @@ def filled(fill: Callable[[Array, Array, Masks], Array]) -> Steps:
             stages["masked"] = fill(stages.get("biased", scores), allowed_keys(scores, masks), masks)
         return stages
 
-    return _masking(masked)
+    return _replace_masking(masked)
 
 
-def bias_added(add: Callable[[Array, Array, Masks], Array]) -> Steps:
-    """Add the bias in another way, where there is one: ``add(scores, bias, masks)``."""
+def replace_bias_addition(add: Callable[[Array, Array, Masks], Array]) -> Steps:
+    """Add the bias, if there is one, by ``add(scores, bias, masks)``."""
 
     def masked(scores: Array, masks: Masks) -> Stages:
         if masks["bias"] is None:
@@ -273,16 +275,16 @@ def bias_added(add: Callable[[Array, Array, Masks], Array]) -> Steps:
         biased = add(scores, masks["bias"], masks)
         return {"biased": biased} | backend.mask_scores(biased, **{**masks, "bias": None})
 
-    return _masking(masked)
+    return _replace_masking(masked)
 
 
-def bias_read_as(change: Callable[[Array, Array], Array]) -> Steps:
-    """Take the bias for another one: ``change(bias, scores)``."""
-    return bias_added(lambda scores, bias, masks: np.asarray(scores + change(bias, scores)))
+def change_bias(change: Callable[[Array, Array], Array]) -> Steps:
+    """Replace the bias by ``change(bias, scores)``."""
+    return replace_bias_addition(lambda scores, bias, masks: np.asarray(scores + change(bias, scores)))
 
 
-def allowed_in(call: Call, **changed: Any) -> Array:
-    """Return which key each query of a call may attend to, or may with other masks, (B, H, Lq, T)."""
+def allowed_keys_of_call(call: Call, **changed: Any) -> Array:
+    """Return flags of the keys that each query of a call may attend to, (B, H, Lq, T), under ``changed`` masks."""
     offsets = call.query_offsets
     window = call.window if offsets is not None else seen_from_the_first_key(call.window, call.past)
     masks = {"mask": call.mask, "is_causal": call.is_causal, "window": window, "key_lengths": call.key_lengths}
@@ -295,22 +297,22 @@ Average: TypeAlias = Callable[[Array, Array, Array], Array]
 """Averages the values, by the logits or the weights: ``average(logits, weights, value)``."""
 
 
-def in_attention(steps_of: Callable[[Call], Steps]) -> Steps:
-    """Replace steps of attention by what it is called with."""
-    return {"attention": PerCall(steps_of)}
+def steps_of_attention(steps_of: Callable[[Call], Steps]) -> Steps:
+    """Replace steps of attention, made for each call from its arguments: ``steps_of(call)``."""
+    return {"attention": StepsPerCall(steps_of)}
 
 
-GIVEN: Mapping[str, Callable[[Call], bool]] = {
+CALL_CONDITIONS: Mapping[str, Callable[[Call], bool]] = {
     "groups": lambda call: call.has_groups,
     "softcap": lambda call: call.softcap is not None,
     "window": lambda call: call.window is not None,
     "bias": lambda call: call.bias is not None,
 }
-"""Whether a call has something that another path may be taken for."""
+"""Name -> whether a call has a feature for which kernels often have a separate path."""
 
 
-def inputs_changed(change: Callable[[Array, Array, Array], tuple[Array, Array, Array]]) -> Steps:
-    """Change query, key and value, forwards and backwards; those of a past change like new ones."""
+def change_inputs(change: Callable[[Array, Array, Array], tuple[Array, Array, Array]]) -> Steps:
+    """Change query, key and value in the forward and backward pass; a past changes like the new keys and values."""
 
     def changed(name: str) -> Step:
         def run(query: Array, key: Array, value: Array, *more: Array, **keywords: Any) -> Stages:
@@ -325,8 +327,8 @@ def inputs_changed(change: Callable[[Array, Array, Array], tuple[Array, Array, A
     return {name: changed(name) for name in ("attention", "attention_gradients")}
 
 
-def scored(score: Callable[[Array, Array, float], Stages]) -> Steps:
-    """Score in another way, by ``score(query, key, factor)``, and cap what comes of it."""
+def replace_scoring(score: Callable[[Array, Array, float], Stages]) -> Steps:
+    """Compute the scores by ``score(query, key, factor)``; the softcap applies to them."""
 
     def dot_scores(query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None) -> Stages:
         stages = score(query, key, backend._scale_of(query, scale))
@@ -337,38 +339,38 @@ def scored(score: Callable[[Array, Array, float], Stages]) -> Steps:
     return {"dot_scores": dot_scores}
 
 
-def scores_read_as(change: Callable[[Array], Array]) -> Steps:
+def change_scores(change: Callable[[Array], Array]) -> Steps:
     """Change the scaled scores."""
 
     def score(query: Array, key: Array, factor: float) -> Stages:
         stages = backend.dot_scores(query, key, scale=factor)
         return stages | {"scores": change(stages["scores"])}
 
-    return scored(score)
+    return replace_scoring(score)
 
 
-def rows_read_as(
-    change: Callable[[Array, Array], Array], is_asked: Callable[[EmptyRows], bool] = lambda empty_rows: True
+def change_softmax_rows(
+    change: Callable[[Array, Array], Array], applies: Callable[[EmptyRows], bool] = lambda empty_rows: True
 ) -> Steps:
-    """Take the softmax of other logits: ``change(logits, seen)``.
+    """Change the logits before the softmax: ``change(logits, seen)``.
 
     ``seen`` are the logits in which rows without a key have got what stands in for them.
     """
 
     def softmax(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
         seen = backend._fill_empty_rows(scores, sinks, empty_rows)
-        return backend._softmax_with_sinks(change(scores, seen) if is_asked(empty_rows) else seen, sinks, "zero")
+        return backend._softmax_with_sinks(change(scores, seen) if applies(empty_rows) else seen, sinks, "zero")
 
     return {"_softmax_with_sinks": softmax}
 
 
-def logits_read_as(change: Callable[[Array], Array]) -> Steps:
-    """Take the softmax of other logits, in which rows without a key have got what stands in for them."""
-    return rows_read_as(lambda logits, seen: change(seen))
+def change_logits(change: Callable[[Array], Array]) -> Steps:
+    """Change the logits before the softmax; rows without a key already have their stand-ins."""
+    return change_softmax_rows(lambda logits, seen: change(seen))
 
 
-def normalised(normalise: Callable[[Array], Stages]) -> Steps:
-    """Take another softmax, of logits in which rows without a key have got what stands in for them.
+def replace_softmax(normalise: Callable[[Array], Stages]) -> Steps:
+    """Replace the softmax; in its logits, rows without a key already have their stand-ins.
 
     A sink is one more key to it, and its column is cut off what it returns.
     """
@@ -377,20 +379,20 @@ def normalised(normalise: Callable[[Array], Stages]) -> Steps:
         logits = backend._fill_empty_rows(scores, sinks, empty_rows)
         if sinks is None:
             return normalise(logits)
-        stages = normalise(with_sink(logits, sinks))
+        stages = normalise(append_sinks(logits, sinks))
         return stages | {"weights": stages["weights"][..., :-1]}
 
     return {"_softmax_with_sinks": softmax}
 
 
-def with_sink(logits: Array, sinks: Array) -> Array:
+def append_sinks(logits: Array, sinks: Array) -> Array:
     """Return the logits with a column for the sink of each head: (B, H, Lq, T + 1)."""
     column = np.broadcast_to(sinks[:, np.newaxis, np.newaxis], (*logits.shape[:-1], 1))
     return np.concatenate([logits, column.astype(logits.dtype)], axis=-1)
 
 
-def maximum_read_as(maximum: Callable[[Array], Array]) -> Steps:
-    """Subtract something else than a row's maximum, where the row has a key."""
+def replace_maximum(maximum: Callable[[Array], Array]) -> Steps:
+    """Subtract ``maximum(scores)`` instead of a row's maximum, if the row has a key."""
 
     def row_maximum(scores: Array) -> Array:
         right = backend._row_maximum(scores)
@@ -399,19 +401,19 @@ def maximum_read_as(maximum: Callable[[Array], Array]) -> Steps:
     return {"_row_maximum": row_maximum}
 
 
-def reciprocal_read_as(reciprocal: Callable[[Array], Array]) -> Steps:
-    """Multiply the exponentials with something made of their sum, where the backend divides by it."""
+def replace_reciprocal(reciprocal: Callable[[Array], Array]) -> Steps:
+    """Multiply the exponentials by ``reciprocal(sum)``, instead of dividing by the sum."""
 
     def normalise(logits: Array) -> Stages:
-        stages, exponentials = with_exponentials(logits)
+        stages, exponentials = softmax_and_exponentials(logits)
         total = backend._row_sum(exponentials)
         weights = np.where(total == 0, 0, exponentials * reciprocal(np.where(total == 0, 1, total)))
         return stages | {"weights": weights}
 
-    return normalised(normalise)
+    return replace_softmax(normalise)
 
 
-def with_exponentials(logits: Array) -> tuple[Stages, Array]:
+def softmax_and_exponentials(logits: Array) -> tuple[Stages, Array]:
     """Return the stages of the softmax, and the exponentials that it adds up."""
     seen: list[Array] = []
 
@@ -419,21 +421,23 @@ def with_exponentials(logits: Array) -> tuple[Stages, Array]:
         seen.append(exponentials)
         return backend._row_sum(exponentials)
 
-    stages: Stages = within(backend._softmax_with_sinks, _row_sum=row_sum)(logits, None, "zero")
+    stages: Stages = rebind_globals(backend._softmax_with_sinks, _row_sum=row_sum)(logits, None, "zero")
     return stages, seen[0]
 
 
-def weights_read_as(change: Callable[[Array], Array]) -> Steps:
-    """Change the weights between softmax and average; a softmax alone returns what it should."""
-    return _after_softmax(lambda call, weights: change(weights))
+def change_weights(change: Callable[[Array], Array]) -> Steps:
+    """Change the weights between softmax and average; the operation softmax is unchanged."""
+    return _change_after_softmax(lambda call, weights: change(weights))
 
 
-def weights_where_allowed(number: float) -> Steps:
-    """Give the keys that may not be attended to this weight, behind the softmax."""
-    return _after_softmax(lambda call, weights: np.where(allowed_in(call), weights, np.asarray(number, weights.dtype)))
+def set_forbidden_weights(number: float) -> Steps:
+    """Set the weights of forbidden keys to this number, after the softmax."""
+    return _change_after_softmax(
+        lambda call, weights: np.where(allowed_keys_of_call(call), weights, np.asarray(number, weights.dtype))
+    )
 
 
-def _after_softmax(change: Callable[[Call, Array], Array]) -> Steps:
+def _change_after_softmax(change: Callable[[Call, Array], Array]) -> Steps:
     def steps(call: Call) -> Steps:
         def softmax(*arguments: Any) -> Stages:
             stages: Stages = call.step("_softmax_with_sinks")(*arguments)
@@ -441,11 +445,11 @@ def _after_softmax(change: Callable[[Call, Array], Array]) -> Steps:
 
         return {"_softmax_with_sinks": softmax}
 
-    return in_attention(steps)
+    return steps_of_attention(steps)
 
 
-def averaged(average: Average) -> Steps:
-    """Average the values in another way, which may look at the logits; a sink is one more key with a value of 0."""
+def replace_average(average: Average) -> Steps:
+    """Replace the average of the values, which may use the logits; a sink is one more key with a value of 0."""
 
     def steps(call: Call) -> Steps:
         seen: list[Array] = []
@@ -462,36 +466,36 @@ def averaged(average: Average) -> Steps:
             # Of no keys there is no first one to take the shape of.
             value = np.concatenate([value, np.zeros((*value.shape[:-2], 1, value.shape[-1]), value.dtype)], axis=-2)
             weights = np.concatenate([weights, np.zeros((*weights.shape[:-1], 1), weights.dtype)], axis=-1)
-            return average(with_sink(seen[-1], call.sinks), weights, value)
+            return average(append_sinks(seen[-1], call.sinks), weights, value)
 
         return {"_softmax_with_sinks": softmax, "_weighted_sum": weighted_sum}
 
-    return in_attention(steps)
+    return steps_of_attention(steps)
 
 
-def outputs_read_as(change: Callable[[Array], Array]) -> Steps:
+def change_outputs(change: Callable[[Array], Array]) -> Steps:
     """Change the average of the values, before it is projected."""
     return {"attention._weighted_sum": lambda weights, value: change(weights @ value)}
 
 
-def values_read_as(change: Callable[[Array], Array]) -> Steps:
+def change_values(change: Callable[[Array], Array]) -> Steps:
     """Change the values when they are averaged."""
     return {"attention._weighted_sum": lambda weights, value: weights @ change(value)}
 
 
-def with_score_bias(scores: Array, score_bias: Array | None) -> Stages:
-    """Add the bias of a bilinear score, where there is one."""
+def add_score_bias(scores: Array, score_bias: Array | None) -> Stages:
+    """Add the bias of a bilinear score, if there is one."""
     return {"scores": scores if score_bias is None else scores + score_bias[:, np.newaxis, np.newaxis]}
 
 
-def products_by(product: Product) -> Steps:
+def use_product(product: Product) -> Steps:
     """Use another product of matrices throughout, except for the additive score's."""
 
     def dot(query: Array, key: Array) -> Array:
         return product(query, np.swapaxes(key, -1, -2))
 
     def general_scores(query: Array, key: Array, weight: Array, *, score_bias: Array | None = None) -> Stages:
-        return with_score_bias(dot(product(query, weight), key), score_bias)
+        return add_score_bias(dot(product(query, weight), key), score_bias)
 
     def project(inputs: Array, weight: Array, bias: Array | None) -> Array:
         projected = product(inputs, weight)
@@ -506,8 +510,8 @@ def products_by(product: Product) -> Steps:
     }
 
 
-def grouped_by(product: Product) -> Steps:
-    """Multiply query heads with the heads that they share by one product, and repeat nothing."""
+def use_grouped_product(product: Product) -> Steps:
+    """Multiply all query heads of a group with their shared head in one product, without repeating the head."""
 
     def dot(left: Array, right: Array) -> Array:
         return product(left, np.swapaxes(right, -1, -2))
@@ -521,31 +525,31 @@ def grouped_by(product: Product) -> Steps:
     }
 
 
-def in_gradients(steps_of: Callable[[Call], Steps]) -> Steps:
-    """Replace steps of the gradients by what they are called with, and by the stages of the forward pass."""
-    return {"attention_gradients": PerCall(steps_of)}
+def steps_of_gradients(steps_of: Callable[[Call], Steps]) -> Steps:
+    """Replace steps of the gradients, made for each call from its arguments and the stages of its forward pass."""
+    return {"attention_gradients": StepsPerCall(steps_of)}
 
 
-def weights_again(logits: Array, log_sum_exp: Array) -> Array:
-    """Make the weights from logits and log_sum_exp (B, H, Lq, 1); a row without any key has none."""
+def recompute_weights(logits: Array, log_sum_exp: Array) -> Array:
+    """Compute the weights from logits and log_sum_exp (B, H, Lq, 1); a row without a key has weights of 0."""
     exponentials = np.exp(logits - np.where(np.isinf(log_sum_exp), 0, log_sum_exp))
     return np.where(np.isneginf(log_sum_exp), 0, exponentials)
 
 
-def weights_remembered(weights: Callable[[Call], Array]) -> Steps:
-    """Go back with other weights than those of the forward pass."""
-    return in_gradients(lambda call: {"attention": stages_remembered(call, weights(call))})
+def replace_backward_weights(weights: Callable[[Call], Array]) -> Steps:
+    """Use other weights in the backward pass than those of the forward pass."""
+    return steps_of_gradients(lambda call: {"attention": forward_with_weights(call, weights(call))})
 
 
-def stages_remembered(call: Call, weights: Array) -> Step:
-    """Return a forward pass that has run already, with other weights."""
+def forward_with_weights(call: Call, weights: Array) -> Step:
+    """Return a step that returns the stages of the forward pass, but with these weights."""
     stages = call.stages | {"weights": weights}
     return lambda *arrays, **keywords: stages
 
 
-def delta_read_as(delta: Callable[[Call, Array], Array]) -> Steps:
+def replace_delta(delta: Callable[[Call, Array], Array]) -> Steps:
     """Replace the sum of the terms p dp over the keys by ``delta(call, terms)``."""
-    return in_gradients(lambda call: {"_row_sum": lambda terms: delta(call, terms)})
+    return steps_of_gradients(lambda call: {"_row_sum": lambda terms: delta(call, terms)})
 
 
 def delta_from_output(call: Call) -> Array:
@@ -553,42 +557,42 @@ def delta_from_output(call: Call) -> Array:
     return backend._row_sum(call.grad_output * call.stages["output"])
 
 
-def weights_made_again(call: Call, allowed: Array) -> Array:
-    """Return the weights of a backward pass that makes them from scores that are masked in another way."""
-    if np.array_equal(allowed, allowed_in(call)):
+def remask_weights(call: Call, allowed: Array) -> Array:
+    """Return the weights that a backward pass recomputes from scores with another mask."""
+    if np.array_equal(allowed, allowed_keys_of_call(call)):
         return call.weights
-    return weights_again(np.where(allowed, call.unmasked, -np.inf), call.log_sum_exp)
+    return recompute_weights(np.where(allowed, call.unmasked, -np.inf), call.log_sum_exp)
 
 
-def in_groups(gradient: Array, kv_heads: int) -> Array:
-    """Give the query heads of a group an axis of their own: (B, H, ..) -> (B, Hkv, H / Hkv, ..)."""
+def split_into_groups(gradient: Array, kv_heads: int) -> Array:
+    """Split the axis of query heads into groups: (B, H, ..) -> (B, Hkv, H / Hkv, ..)."""
     batch, heads, *rest = gradient.shape
     return gradient.reshape(batch, kv_heads, heads // kv_heads, *rest)
 
 
-def gradients_read_as(change: Callable[[Stages], Stages]) -> Steps:
+def change_gradients(change: Callable[[Stages], Stages]) -> Steps:
     """Change the results of the backward pass."""
     return {"attention_gradients": lambda *arrays, **keywords: change(backend.attention_gradients(*arrays, **keywords))}
 
 
-def value_weights_read_as(change: Callable[[Call, Array], Array]) -> Steps:
+def change_value_weights(change: Callable[[Call, Array], Array]) -> Steps:
     """Use other weights in the gradient of the values only."""
-    return only("grad_value", _with_first_array("_sum_over_queries", change))
+    return replace_only("grad_value", _change_first_argument("_sum_over_queries", change))
 
 
-def bias_logits_read_as(change: Callable[[Call, Array], Array]) -> Steps:
-    """Sum other gradients of the logits for the bias."""
-    return _with_first_array("_sum_broadcast", change)
+def change_bias_logits(change: Callable[[Call, Array], Array]) -> Steps:
+    """Change the gradients of the logits that are summed for the bias."""
+    return _change_first_argument("_sum_broadcast", change)
 
 
-def _with_first_array(name: str, change: Callable[[Call, Array], Array]) -> Steps:
+def _change_first_argument(name: str, change: Callable[[Call, Array], Array]) -> Steps:
     """Replace the first array of a step of the gradients."""
     right: Step = getattr(backend, name)
-    return in_gradients(lambda call: {name: lambda first, second: right(change(call, first), second)})
+    return steps_of_gradients(lambda call: {name: lambda first, second: right(change(call, first), second)})
 
 
-def only(names: str | Iterable[str], steps: Steps) -> Steps:
-    """Take some gradients from a faulty backward pass, and the others from the right one."""
+def replace_only(names: str | Iterable[str], steps: Steps) -> Steps:
+    """Use some gradients of a faulty backward pass, and the others of the right one."""
     faulty, chosen = Variant(steps), (names,) if isinstance(names, str) else tuple(names)
 
     def attention_gradients(*arrays: Any, **keywords: Any) -> Stages:
@@ -598,22 +602,22 @@ def only(names: str | Iterable[str], steps: Steps) -> Steps:
     return {"attention_gradients": attention_gradients}
 
 
-def of_keys(product: Product) -> Steps:
-    """Sum over queries in another way, for the keys."""
-    return only("grad_key", {"_sum_over_queries": product})
+def use_product_for_keys(product: Product) -> Steps:
+    """Replace the sum over queries for the gradient of the keys."""
+    return replace_only("grad_key", {"_sum_over_queries": product})
 
 
-def of_values(product: Product) -> Steps:
-    """Sum over queries in another way, for the values."""
-    return only("grad_value", {"_sum_over_queries": product})
+def use_product_for_values(product: Product) -> Steps:
+    """Replace the sum over queries for the gradient of the values."""
+    return replace_only("grad_value", {"_sum_over_queries": product})
 
 
-NEVER_HELD = frozenset({"weights"})
-"""No weights are returned: the output was not made from them, and would be compared with them."""
+UNSTORED_STAGES = frozenset({"weights"})
+"""Stages that are not returned: the output was not computed from these weights, but would be compared with them."""
 
 
 @dataclass(frozen=True)
-class Online:
+class OnlineSoftmax:
     """Softmax and average in blocks of keys.
 
     ``product`` multiplies exponentials and values; ``rescales_sum`` and ``rescales_output`` say whether a block
@@ -624,17 +628,17 @@ class Online:
     product: Product = np.matmul
     rescales_sum: Callable[[int], bool] = lambda block: True
     rescales_output: Callable[[int], bool] = lambda block: True
-    store: Store = exactly
+    store: Store = store_exactly
 
     @property
     def steps(self) -> Steps:
         """The steps that run over blocks."""
-        return {**normalised(self.normalise), **averaged(self.average)}
+        return {**replace_softmax(self.normalise), **replace_average(self.average)}
 
     def normalise(self, logits: Array) -> Stages:
         """Return log_sum_exp, and weights made in a second pass."""
         maximum, total, _ = self._run(logits, None)
-        stages: Stages = within(
+        stages: Stages = rebind_globals(
             backend._softmax_with_sinks, _row_maximum=lambda scores: maximum, _row_sum=lambda terms: total
         )(logits, None, "zero")
         return stages

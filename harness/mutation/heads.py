@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import Stages, Window
 from attncheck.mutation import forms
-from attncheck.mutation.kernel import Array, bfloat16, call_read_as, tf32
-from attncheck.mutation.mutant import KERNELS, ROUNDED, Call, Steps, equivalent, mutant
+from attncheck.mutation.kernel import Array, bfloat16, change_call, tf32
+from attncheck.mutation.mutant import KERNEL_DTYPES, ROUNDED, Call, Steps, equivalent, mutant
 from attncheck.spec import PROJECTIONS
 
 _faulty_heads = partial(mutant, "heads", at="output")
@@ -28,7 +28,7 @@ _faulty_grouped = partial(mutant, "grouped", at="raw_scores")
 _faulty_gate = partial(mutant, "output gate", at="output")
 
 
-def _head(heads: int) -> Array:
+def _head_numbers(heads: int) -> Array:
     """Return the number of each head, (H, 1, 1)."""
     return np.arange(heads)[:, np.newaxis, np.newaxis]
 
@@ -48,7 +48,7 @@ _faulty_projections = partial(mutant, "projections", at="output")
 
 
 def memory_of(view: Array) -> Array:
-    """Return the whole memory of a view, number after number."""
+    """Return all numbers in the memory of a view, in their order in memory."""
     owner = view
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
@@ -75,13 +75,13 @@ def is_reversed(array: Array) -> bool:
     return min(array.strides, default=0) < 0
 
 
-def reaches_far(array: Array) -> bool:
+def exceeds_16_bit_offsets(array: Array) -> bool:
     """Return whether some number is further from the first than an offset of 16 bits reaches."""
     reach = sum(stride * (length - 1) for stride, length in zip(array.strides, array.shape, strict=True))
     return not is_reversed(array) and reach >= 2**16 * array.itemsize
 
 
-def _offsets(array: Array) -> NDArray[np.int64]:
+def _memory_offsets(array: Array) -> NDArray[np.int64]:
     """Return the distance in memory of each element from the first, in numbers."""
     offsets = np.zeros(array.shape, np.int64)
     for axis, (length, stride) in enumerate(zip(array.shape, array.strides, strict=True)):
@@ -90,7 +90,7 @@ def _offsets(array: Array) -> NDArray[np.int64]:
     return offsets
 
 
-def _at_offsets(array: Array, offsets: NDArray[np.int64]) -> Array:
+def _read_at_offsets(array: Array, offsets: NDArray[np.int64]) -> Array:
     """Return the numbers at these distances from the first one."""
     return as_strided(array, (int(offsets.max(initial=0)) + 1,), (array.itemsize,))[offsets]
 
@@ -109,18 +109,19 @@ def _has_rows_in_order(view: Array) -> bool:
     return view.ndim > 1 and is_in_order and view.strides[-1] == view.itemsize
 
 
-def _where(applies: Callable[[Array], bool], read: Callable[[Array], Array]) -> Steps:
-    """Read the inputs of a layout in another way."""
+def _change_if_layout(applies: Callable[[Array], bool], read: Callable[[Array], Array]) -> Steps:
+    """Change how inputs with this layout are read."""
     return {"from_numpy": lambda array: read(array) if array.size and applies(array) else array}
 
 
 _strided, _transposed, _broadcast, _reversed, _far = (
-    partial(_where, layout) for layout in (is_strided, is_transposed, is_broadcast, is_reversed, reaches_far)
+    partial(_change_if_layout, layout)
+    for layout in (is_strided, is_transposed, is_broadcast, is_reversed, exceeds_16_bit_offsets)
 )
-_of_masks = partial(_where, lambda array: array.dtype == np.bool_ and not array.flags.c_contiguous)
+_of_masks = partial(_change_if_layout, lambda array: array.dtype == np.bool_ and not array.flags.c_contiguous)
 
 
-def _as_contiguous(view: Array) -> Array:
+def _read_as_contiguous(view: Array) -> Array:
     """Read the view's number of elements from the start of its memory, and again from the start at its end."""
     return np.resize(memory_of(view), view.shape)
 
@@ -162,14 +163,14 @@ def gate_on_the_values(query: Array, key: Array, value: Array, gate: Array, **ke
     return stages | {"context": stages["output"]}
 
 
-_call = partial(call_read_as, "multi_head_attention")
+_change_call = partial(change_call, "multi_head_attention")
 _WEIGHTS = tuple(f"{role}_weight" for role in PROJECTIONS)
 _faulty_lengths = partial(mutant, "lengths", at="masked")
 _faulty_caches = partial(mutant, "caches", at="masked")
 
 
 @equivalent(
-    forms.lengths_read_as,
+    forms.change_lengths,
     defect="a clamp on lengths that are too long",
     proof="j < length is asked for 0 <= j < T alone: every length of T or more allows all of them, every length of 0 "
     "or less none.",
@@ -178,14 +179,14 @@ def key_lengths_clipped_to_the_keys(lengths: Array, keys: int) -> Array:
     return np.clip(lengths, 0, keys)
 
 
-def _past_read_as(function: str, change: Callable[[str, Array, Mapping[str, Any]], Array]) -> Steps:
+def _change_past(function: str, change: Callable[[str, Array, Mapping[str, Any]], Array]) -> Steps:
     """Read the past of a function as another one: ``change(name, past, call)`` for key and value."""
 
     def changed(call: Mapping[str, Any]) -> Mapping[str, Any]:
         names = [name for name in ("key", "value") if call.get("past_key") is not None]
         return {f"past_{name}": change(name, call[f"past_{name}"], call) for name in names}
 
-    return call_read_as(function, changed)
+    return change_call(function, changed)
 
 
 def _project_again(name: str, past: Array, call: Mapping[str, Any]) -> Array:
@@ -196,15 +197,15 @@ def _project_again(name: str, past: Array, call: Mapping[str, Any]) -> Array:
     return backend._split_heads(backend._project(merged, call[f"{name}_weight"], None), heads)
 
 
-_faulty_projected = partial(mutant, "projected caches", partial(_past_read_as, "multi_head_attention"), at="raw_scores")
+_faulty_projected = partial(mutant, "projected caches", partial(_change_past, "multi_head_attention"), at="raw_scores")
 _faulty_sequences = partial(mutant, "packed sequences", at="log_sum_exp")
 _faulty_pages = partial(mutant, "paged caches", at="log_sum_exp")
 Limits = tuple[Array, Array, Array | None]
 Parts = list[tuple[slice, slice, int]]
 
 
-def _limits_read_as(change: Callable[[Array, Array, Array | None], Limits]) -> Steps:
-    """Read the limits and lengths as other ones."""
+def _change_limits(change: Callable[[Array, Array, Array | None], Limits]) -> Steps:
+    """Change the limits and lengths of sequences."""
     return {"packed_attention._sequences": lambda *limits: backend._sequences(*change(*limits))}
 
 
@@ -266,7 +267,7 @@ def sequences_without_queries_left_out(cu_seqlens_q: Array, cu_seqlens_k: Array,
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
 # Rows, laid out by hand: the reading that is computed, the defect in the wild, and a name and where, if not everywhere.
-for _fault in forms.misread(
+for _fault in forms.reading_faults(
     ("heads", "heads-split-interleaved", "head index fastest, not slowest: slapo#46, tensor_parallel#103"),
     ("heads", "heads-merged-in-reverse", "the output projection meets the wrong heads: nntile#347"),
     ("grouped", "heads-tiled", "head h attends with head h % Hkv: onnx#7274, axlearn#842"),
@@ -291,11 +292,11 @@ for _fault in forms.misread(
     ("lengths", "key-lengths-of-heads", "one length per head where B == H: lighthouse#77's kind"),
     ("lengths", "key-lengths-ignored", "the argument has no effect: jax#23349"),
     ("lengths", "key-lengths-ignored", "only one of lengths and causality is used: onnxruntime#14363",
-        "key_lengths_dropped_when_causal", forms.has_any("is_causal")),
+        "key_lengths_dropped_when_causal", forms.has_any_of("is_causal")),
     ("lengths", "key-lengths-ignored", "only one of lengths and mask is used: jax#23349's kind",
-        "key_lengths_dropped_when_a_mask_is_given", forms.has_any("mask")),
+        "key_lengths_dropped_when_a_mask_is_given", forms.has_any_of("mask")),
     ("lengths", "mask-ignored", "only one of lengths and mask is used: onnxruntime#28379's kind",
-        "mask_dropped_when_key_lengths_are_given", forms.has_any("key_lengths")),
+        "mask_dropped_when_key_lengths_are_given", forms.has_any_of("key_lengths")),
     ("lengths", "key-lengths-one-too-long", "j <= length: tt-metal#41215"),
     ("lengths", "key-lengths-of-first-batch-entry",
         "one length for the whole batch: graph-transformer-pytorch#2's kind"),
@@ -308,9 +309,9 @@ for _fault in forms.misread(
     ("caches", "key-lengths-of-new-keys",
         "lengths of the new keys read where those of all keys are given: jax#23349's kind, vllm#30887's kind"),
     ("caches", "window-one-key-late", "positions start at P + 1: mlx-lm#390",
-        "window_moved_one_too_far_behind_a_past", forms.has_any("past_key")),
+        "window_moved_one_too_far_behind_a_past", forms.has_any_of("past_key")),
     ("caches", "aligned-top-left", "positions start at 0 in every step: transformers#39408's kind",
-        "window_counted_from_the_first_key_behind_a_past", forms.has_any("past_key")),
+        "window_counted_from_the_first_key_behind_a_past", forms.has_any_of("past_key")),
     ("caches", "past-dropped", "only the new keys count; those of the past are zeros: transformers#30437's kind"),
     ("caches", "past-swapped", "the pair unpacked in the other order, silent where Dv == D"),
     ("caches", "past-values-dropped", "the values of the cache are not read"),
@@ -325,19 +326,19 @@ for _fault in forms.misread(
     ("caches", "past-of-first-batch-entry", "one cache for the whole batch: pytorch#191937's stride 0"),
     ("caches", "past-of-next-head", "head index off by one in the cache alone: pytorch#193893's kind"),
     ("caches", "value-one-position-late", "two write positions that have come apart",
-        "values_one_step_behind_their_keys", forms.has_any("past_key")),
+        "values_one_step_behind_their_keys", forms.has_any_of("past_key")),
     ("projected caches", "past-viewed", "a cache of (B, H, L, D) viewed as (B, L, H, D): FuxiCTR#30's kind",
-        "past_heads_taken_for_positions", forms.of_operation("multi_head_attention")),
+        "past_heads_taken_for_positions", forms.is_operation("multi_head_attention")),
     # The values, and not the keys: of both together nothing would show without positions.
     ("projected caches", "past-values-one-position-late",
         "a ring buffer returned as it lies, newer keys first: moshi#241", "past_in_the_order_of_a_ring",
-        forms.of_operation("multi_head_attention")),
+        forms.is_operation("multi_head_attention")),
 ):
     mutant(**_fault)
-_faulty_heads(forms.outputs_read_as, "output_zero_beyond_the_first_batch_entry", "zeros for batch > 0: pytorch#139462",
+_faulty_heads(forms.change_outputs, "output_zero_beyond_the_first_batch_entry", "zeros for batch > 0: pytorch#139462",
     lambda output: np.concatenate([output[:1], np.zeros_like(output[1:])]), at="context",
     diagnosis="batch-entries-unwritten")
-_faulty_value(forms.weights_read_as, "one_weight_zeroed", "a single slot of P is lost",
+_faulty_value(forms.change_weights, "one_weight_zeroed", "a single slot of P is lost",
     lambda weights: np.where((np.arange(weights.shape[-2])[:, np.newaxis] == weights.shape[-2] - 1)
         & (np.arange(weights.shape[-1]) == 0), 0, weights), at="weights")
 _faulty_grouped("_repeat_heads", "groups_averaged", "all heads of keys and values pooled into one",
@@ -345,10 +346,11 @@ _faulty_grouped("_repeat_heads", "groups_averaged", "all heads of keys and value
         array.mean(axis=1, keepdims=True).astype(array.dtype), heads, axis=1) for array in (key, value)))
 _faulty_grouped("_repeat_heads", "last_group_lost", "the last group reads zeros: pytorch#174861, pytorch#193893",
     lambda key, value, heads: tuple(array if key.shape[1] == heads else np.where(
-        _head(heads) < heads - heads // key.shape[1], array, 0) for array in backend._repeat_heads(key, value, heads)))
+        _head_numbers(heads) < heads - heads // key.shape[1], array, 0) for array in backend._repeat_heads(
+            key, value, heads)))
 _faulty_grouped("_repeat_heads", "values_of_the_first_head_of_each_group_alone",
     "a head of values is read once and not again for its group: pytorch#174861's kind",
-    lambda key, value, heads: (backend._repeat_heads(key, value, heads)[0], np.where(_head(heads)
+    lambda key, value, heads: (backend._repeat_heads(key, value, heads)[0], np.where(_head_numbers(heads)
         % (heads // key.shape[1]) == 0, backend._repeat_heads(key, value, heads)[1], 0)), at="context")
 _faulty_heads("_split_heads", "heads_split_by_view",
     "reshape without transpose: FuxiCTR#30, Chinese-Text-Classification#10",
@@ -360,16 +362,16 @@ _faulty_heads("_merge_heads", "heads_merged_by_view",
     diagnosis="heads-merged-by-view")
 _faulty_heads("_merge_heads", "heads_and_batch_confused_on_merge", "(H, B) read as (B, H): gazelle93#1",
     lambda context: backend._merge_heads(context.swapaxes(0, 1).reshape(context.shape)))
-_faulty_value(forms.values_read_as, "two_values_swapped", "two rows of the value change places",
+_faulty_value(forms.change_values, "two_values_swapped", "two rows of the value change places",
     lambda value: value[..., [1, 0, *range(2, value.shape[-2])], :] if value.shape[-2] > 1 else value)
-_faulty_value(forms.inputs_changed, "value_cut_to_the_key_width", "the output has width D for Dv: pytorch#176767",
+_faulty_value(forms.change_inputs, "value_cut_to_the_key_width", "the output has width D for Dv: pytorch#176767",
     lambda query, key, value: (query, key, value[..., : min(key.shape[-1], value.shape[-1])]))
-_faulty_grouped(forms.in_attention, "mask_of_batch_entries_taken_for_groups",
+_faulty_grouped(forms.steps_of_attention, "mask_of_batch_entries_taken_for_groups",
     "(B, 1, ..) spread over groups of heads where there are B: mlx-lm#1903, onnx#8108",
-    lambda call: forms.mask_read_as(lambda mask, scores: _batch_read_as_group(mask, call)), at="masked")
-_faulty_grouped(forms.in_attention, "bias_of_batch_entries_taken_for_groups",
+    lambda call: forms.change_mask(lambda mask, scores: _batch_read_as_group(mask, call)), at="masked")
+_faulty_grouped(forms.steps_of_attention, "bias_of_batch_entries_taken_for_groups",
     "(B, 1, ..) spread over groups of heads where there are B: mlx-lm#1903's kind",
-    lambda call: forms.bias_read_as(lambda bias, scores: _batch_read_as_group(bias, call)), at="biased")
+    lambda call: forms.change_bias(lambda bias, scores: _batch_read_as_group(bias, call)), at="biased")
 _faulty_gate("_sigmoid", "gate_without_sigmoid", "the projection of the gate is multiplied as it is", lambda gate: gate)
 _faulty_gate("_sigmoid", "gate_through_silu", "x sigmoid(x), which gates feed-forward layers",
     lambda gate: gate * _sigmoid(gate))
@@ -379,12 +381,12 @@ _faulty_gate("gated_attention_gradients._sigmoid_slope", "gradient_of_the_gate_w
     "the sigmoid is differentiated as if it were e^x: s, not s (1 - s)", lambda opened: opened, at="grad_gate")
 _faulty_layouts(_strided, "strided_view_read_as_contiguous",
     "every second number belongs to something else: pytorch#181133, pytorch#112577",
-    _as_contiguous)
+    _read_as_contiguous)
 _faulty_layouts(_strided, "last_stride_taken_for_one", "all strides are heeded but the last: pytorch#187506",
     lambda view: as_strided(view, strides=(*view.strides[:-1], view.itemsize)).copy())
 _faulty_layouts(_transposed, "transposed_view_read_as_contiguous",
     "(B, L, H, D) in memory read as (B, H, L, D): jax#35916, torch-spyre#4331",
-    _as_contiguous)
+    _read_as_contiguous)
 _faulty_layouts(_transposed, "page_stride_taken_for_a_page",
     "slices lie side by side, whatever the first stride says: pages of keys and values in one array",
     lambda view: _read_without_gaps(view, 0, view[0].nbytes) if view.ndim == 4 and view.strides[-1] == view.itemsize
@@ -396,11 +398,11 @@ _faulty_layouts(_transposed, "fused_tokens_read_side_by_side",
 _faulty_layouts(_transposed, "padded_rows_read_side_by_side", "the row stride is the width, whatever lies between rows",
     lambda view: _read_without_gaps(view, -2, view.shape[-1] * view.itemsize) if _has_rows_in_order(view) else view)
 _faulty_layouts(_of_masks, "strides_of_the_mask_ignored", "a mask read as if its rows lay side by side",
-    _as_contiguous, at="masked")
+    _read_as_contiguous, at="masked")
 _faulty_layouts(_reversed, "negative_strides_taken_for_positive", "a flipped view is read forwards",
     lambda view: view[tuple(slice(None, None, -1 if stride < 0 else 1) for stride in view.strides)])
 _faulty_layouts(_far, "offsets_in_16_bits", "the offset of a slice is computed in 16 bits and wraps",
-    lambda view: _at_offsets(view, _offsets(view) % 2**16))
+    lambda view: _read_at_offsets(view, _memory_offsets(view) % 2**16))
 # Read merged heads (B, L, H*D) as if they were interleaved, (B, L, D*H).
 _faulty_layouts(_transposed, "merged_heads_read_as_interleaved",
     "columns of merged heads dealt out in turn: tensor_parallel#103, slapo#46",
@@ -410,22 +412,22 @@ _faulty_layouts(_transposed, "transposed_view_read_one_row_ahead",
     "an offset for another layout: pytorch#195320's kind",
     lambda view: np.roll(view, -1, axis=-2) if view.ndim > 1 else view)
 _faulty_layouts(_broadcast, "broadcast_view_read_as_contiguous", "stride 0 taken for a full one: pytorch#191937",
-    _as_contiguous)
+    _read_as_contiguous)
 # Read the last row before its turn where a tile of 32 is left with one.
 _faulty_layouts(_broadcast, "last_row_of_a_broadcast_view_stale_where_lk_mod_32_is_1",
     "the tail of a tile of 32 with stride 0: pytorch#191937",
     lambda view: view[..., [*range(view.shape[-2] - 1), view.shape[-2] - 2], :] if view.shape[-2] > 1
         and view.shape[-2] % 32 == 1 else view)
-_faulty_projections(_call, "projection_weights_in_bfloat16", "weights stored in 16 bits",
+_faulty_projections(_change_call, "projection_weights_in_bfloat16", "weights stored in 16 bits",
     lambda call: {name: bfloat16(call[name]) for name in _WEIGHTS}, at="query", **ROUNDED)
-_faulty_projections(_call, "projections_in_tf32", "float32 matmul silently in TF32: pytorch#161022",
+_faulty_projections(_change_call, "projections_in_tf32", "float32 matmul silently in TF32: pytorch#161022",
     lambda call: {name: tf32(call[name]) for name in (*PROJECTIONS, *_WEIGHTS)}, at="query", **ROUNDED)
-for _fault in forms.misread(
+for _fault in forms.reading_faults(
     ("packed sequences", "limits-one-too-late", "the first key of the next document is seen: nanoVLM#204"),
     ("packed sequences", "sequences-ignored",
         "one mask over all documents: transformers#46634, open-instruct#669"),
     ("packed sequences", "key-lengths-one-too-long", "j <= length", "used_keys_one_too_many",
-        forms.of_operation("packed_attention")),
+        forms.is_operation("packed_attention")),
     ("paged caches", "block-table-ignored", "the table has no effect: pages are read in their order"),
     ("paged caches", "block-table-transposed", "the table is read with the strides of its transpose"),
     ("paged caches", "slots-in-reverse", "slots of a page are read in reverse"),
@@ -435,23 +437,23 @@ for _fault in forms.misread(
     at="log_sum_exp",
 ):
     mutant(**_fault)
-_faulty_lengths(forms.lengths_read_as, "key_lengths_of_the_longest_batch_entry",
+_faulty_lengths(forms.change_lengths, "key_lengths_of_the_longest_batch_entry",
     "padding up to the longest entry is attended",
     lambda lengths, keys: np.full_like(lengths, lengths.max(initial=0)), diagnosis="key-lengths-of-longest")
-_faulty_lengths(forms.lengths_read_as, "key_length_of_zero_taken_for_all",
+_faulty_lengths(forms.change_lengths, "key_length_of_zero_taken_for_all",
     "0 is false, so an empty entry counts as one without a length: pytorch#81077's kind",
     lambda lengths, keys: np.where(lengths == 0, keys, lengths), diagnosis="key-lengths-of-zero-for-all")
-_faulty_lengths(forms.filled, "key_lengths_filled_with_minus_1e4",
+_faulty_lengths(forms.change_fill, "key_lengths_filled_with_minus_1e4",
     "a finite fill for padding: onnxruntime#14363, transformers#12109",
     lambda biased, allowed, masks: np.where(allowed, biased, -np.inf if masks["key_lengths"] is None
         else np.asarray(-10000.0, biased.dtype)),
     diagnosis=("empty-rows-uniform", "masked-at-minus-1e4", "fill-of-minus-1e4"))
-_faulty_caches(partial(_past_read_as, "attention"), "past_beyond_its_first_page_repeated",
+_faulty_caches(partial(_change_past, "attention"), "past_beyond_its_first_page_repeated",
     "every page of 16 keys read from the first one: tt-metal#41215's kind",
     lambda name, past, call: past[..., np.arange(past.shape[-2]) % 16, :], at="raw_scores")
-_faulty_caches(forms.in_attention, "causal_mask_behind_a_past_aligned_top_left",
+_faulty_caches(forms.steps_of_attention, "causal_mask_behind_a_past_aligned_top_left",
     "a mask recognised as causal becomes is_causal, which knows no past: transformers#30437, pytorch#108108",
-    lambda call: forms.mask_read_as(lambda mask, scores: forms.causal_keys(*scores.shape[-2:]) if call.past
+    lambda call: forms.change_mask(lambda mask, scores: forms.causal_keys(*scores.shape[-2:]) if call.past
         and mask.shape[-1] > 1 and (mask == np.tri(scores.shape[-2], scores.shape[-1], call.past, dtype=bool)).all()
         else mask),
     diagnosis="aligned-top-left")
@@ -461,17 +463,17 @@ _faulty_projected("past_biased_again",
     "the bias is added behind the cache, so that it counts once more in every step",
     lambda name, past, call: past if call.get(f"{name}_bias") is None
         else np.asarray(past + call[f"{name}_bias"].reshape(past.shape[1], 1, -1)))
-mutant("rotary", partial(call_read_as, "attention"), "rotary_applied_to_the_past_again",
+mutant("rotary", partial(change_call, "attention"), "rotary_applied_to_the_past_again",
     "keys are cached behind the rotation, and all of the cache is rotated in every step",
     lambda call: {} if call.get("rotary_cos") is None or call.get("past_key") is None
         else {"past_key": backend._rotate(call["past_key"], call["rotary_cos"], call["rotary_sin"],
             call.get("rotary_interleaved", False))}, at="rotated_key", diagnosis="rotary-of-past-again")
-_faulty_sequences(_limits_read_as, "empty_sequences_of_queries_skipped",
+_faulty_sequences(_change_limits, "empty_sequences_of_queries_skipped",
     "empty sequences are skipped in one list alone: flash-attention#2562's kind", _skip_empty_sequences)
 _faulty_sequences("packed_attention._seen_from_the_end", "packed_causality_aligned_top_left",
     "the other corner in each document: flash-attention before 2.1",
     _top_left_mask, diagnosis="aligned-top-left")
-_faulty_sequences(_limits_read_as, "limits_of_queries_taken_for_keys",
+_faulty_sequences(_change_limits, "limits_of_queries_taken_for_keys",
     "cu_seqlens_q passed for cu_seqlens_k: flash-attention#1713's kind",
     lambda queries, keys, lengths: (queries, np.minimum(queries, keys[-1]), None), diagnosis="limits-of-queries")
 _faulty_sequences("packed_attention._sequences", "documents_cut_at_sixteen_keys",
@@ -491,7 +493,7 @@ _faulty_pages("_read", "last_page_is_the_one_before",
     lambda pages, table: backend._read(pages, np.append(table[:-1], table[-2:][:1])))
 _faulty_pages("_read", "large_pages_read_by_one_tile",
     "slots beyond 128 of a page are those of its first tile: flashinfer#4347",
-    lambda pages, table: backend._read(pages[:, np.arange(pages.shape[1]) % 128], table), dtypes=KERNELS)
+    lambda pages, table: backend._read(pages[:, np.arange(pages.shape[1]) % 128], table), dtypes=KERNEL_DTYPES)
 _faulty_pages("paged_attention._seen_from_the_end", "paged_causality_aligned_top_left",
     "the other corner behind a cache", _top_left_mask, diagnosis="aligned-top-left")
 # fmt: on

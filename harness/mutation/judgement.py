@@ -26,7 +26,7 @@ from attncheck.mutation.mutant import Mutant, Subject
 from attncheck.spec.dtypes import numpy_dtype
 from attncheck.spec.verdicts import Verdict
 
-OF_NUMBERS = frozenset({str(Tier.PROVEN), str(Tier.STATISTICAL), str(Verdict.NONFINITE)})
+NUMERIC_TIERS = frozenset({str(Tier.PROVEN), str(Tier.STATISTICAL), str(Verdict.NONFINITE)})
 """The tiers of wrong numbers: a wrong form or an error has no cause that its numbers could name."""
 
 REFERENCE_CLASSES: Mapping[str, str] = EAGER
@@ -64,7 +64,7 @@ Findings = tuple[StageResult, ...]
 """The judged stages of one evaluation; a single one without a name if it raised an error."""
 
 
-def stage_result(judgement: StageJudgement, got: Array, exact: Enclosure | None, dtype: str) -> StageResult:
+def judge_stage_result(judgement: StageJudgement, got: Array, exact: Enclosure | None, dtype: str) -> StageResult:
     """Return the result of a stage by its judgement and by other rules, with the exact answer if there is one."""
     measured = [item for item in (judgement.accumulated, judgement.introduced) if item is not None]
     tier = None
@@ -144,26 +144,26 @@ def rejected_by_rules(got: Array, exact: Array, dtype: str) -> dict[str, bool]:
         }
 
 
-MAX_WRONGLY = 1 / 500
+MAX_WRONGLY_NAMED = 1 / 500
 """The share of faults that may be named wrongly: a wrong name is worse than none."""
 RIGHTLY, WRONGLY, NOT_NAMED = "rightly", "wrongly", "not"
 
 
-Failed = Mapping[tuple[str, str, int], Evidence]
+EvidenceByUnit = Mapping[tuple[str, str, int], Evidence]
 """The evidence of units that a subject fails (case, dtype, seed), in their order."""
 
 
-def names_from(evidence: Mapping[str, Failed]) -> dict[str, tuple[str, ...]]:
+def diagnoses_by_subject(evidence: Mapping[str, EvidenceByUnit]) -> dict[str, tuple[str, ...]]:
     """Return the diagnosis of every subject that fails anywhere."""
     return {name: names_of(decide(cases).values()) for name, cases in evidence.items()}
 
 
 def names_of(decisions: Iterable[Decision]) -> tuple[str, ...]:
     """Return the names that were diagnosed, each once."""
-    return tuple(dict.fromkeys(decision.fit.name for decision in decisions if decision.fit is not None))
+    return tuple(dict.fromkeys(decision.match.name for decision in decisions if decision.match is not None))
 
 
-def how_named(subject: Subject, names: Sequence[str]) -> str:
+def naming_result(subject: Subject, names: Sequence[str]) -> str:
     """Return whether the diagnosis of a subject is right, wrong or missing; a control has no right one."""
     if not names:
         return NOT_NAMED

@@ -28,85 +28,95 @@ Store = Callable[[Array], Array]
 Product: TypeAlias = Callable[[Array, Array], Array]
 
 
-def exactly(array: Array) -> Array:
+def store_exactly(array: Array) -> Array:
     """Store without rounding."""
     return array
 
 
-def to_bits(array: Array, bits: int, *, truncate: bool = False) -> Array:
-    """Round (or truncate towards zero) to a significand of so many bits; the exponent keeps its range."""
+def round_to_bits(array: Array, bits: int, *, truncate: bool = False) -> Array:
+    """Round (or truncate towards zero) to a significand of so many bits; the exponent keeps its range.
+
+    Example:
+        >>> [round_to_bits(np.array([1.2, 1.3]), bits=2, truncate=cut).tolist() for cut in (False, True)]
+        [[1.0, 1.5], [1.0, 1.0]]
+    """
     significand, exponent = np.frexp(array)
     integral = (np.trunc if truncate else np.rint)(significand * 2.0**bits)
     rounded: Array = np.ldexp(integral, exponent - bits).astype(array.dtype)
     return rounded
 
 
-bfloat16: Store = partial(to_bits, bits=8)
+bfloat16: Store = partial(round_to_bits, bits=8)
 """Round to bfloat16's precision."""
-truncated_bfloat16: Store = partial(to_bits, bits=8, truncate=True)
+truncated_bfloat16: Store = partial(round_to_bits, bits=8, truncate=True)
 """Cut off what bfloat16 has no bits for."""
-tf32: Store = partial(to_bits, bits=11)
+tf32: Store = partial(round_to_bits, bits=11)
 """Round to TF32's precision."""
-truncated_tf32: Store = partial(to_bits, bits=11, truncate=True)
+truncated_tf32: Store = partial(round_to_bits, bits=11, truncate=True)
 """Cut off what TF32 has no bits for."""
 
 
-def stored_as(dtype: Any) -> Store:
+def store_in_format(dtype: Any) -> Store:
     """Round to a format, its range included, and widen again."""
     return lambda array: array.astype(dtype).astype(array.dtype)
 
 
-float16, float32 = stored_as(np.float16), stored_as(np.float32)
+float16, float32 = store_in_format(np.float16), store_in_format(np.float32)
 """Round to float16, in which what is above 65504 is infinity, or to float32."""
 
 
-def spans(length: int, tile: int) -> list[slice]:
+def tile_slices(length: int, tile: int) -> list[slice]:
     """Cut a length into tiles."""
     return [slice(start, min(start + tile, length)) for start in range(0, length, tile)]
 
 
-def padded(array: Array, multiple: int, number: float = 0) -> Array:
-    """Fill the last axis up to a multiple."""
+def pad_last_axis(array: Array, multiple: int, number: float = 0) -> Array:
+    """Extend the last axis to a multiple of a length, filled with a number.
+
+    Example:
+        >>> pad_last_axis(np.ones((2, 5)), 4).shape
+        (2, 8)
+    """
     return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, -array.shape[-1] % multiple)], constant_values=number)
 
 
-def added(parts: Iterable[Array], like: Array, store: Store = exactly) -> Array:
-    """Add parts up one after the other, each partial sum stored."""
+def sum_in_order(parts: Iterable[Array], like: Array, store: Store = store_exactly) -> Array:
+    """Add parts one after the other, and round each partial sum by ``store``."""
     total = np.zeros((), like.dtype)
     for part in parts:
         total = store(total + part)
     return np.asarray(total)
 
 
-def in_tiles(terms: int, store: Store = exactly, product: Product = np.matmul) -> Product:
-    """Multiply matrices by tiles of the inner axis, the running sum stored after each of them."""
+def tiled_product(terms: int, store: Store = store_exactly, product: Product = np.matmul) -> Product:
+    """Return a matrix product over tiles of the inner axis that rounds the running sum after each tile."""
 
     def run(left: Array, right: Array) -> Array:
-        tiles = spans(left.shape[-1], terms)
+        tiles = tile_slices(left.shape[-1], terms)
         parts = (product(left[..., tile], right[..., tile, :]) for tile in tiles)
-        return added(parts, left, store) if tiles else product(left, right)
+        return sum_in_order(parts, left, store) if tiles else product(left, right)
 
     return run
 
 
-def over_queries(product: Product) -> Product:
+def product_over_queries(product: Product) -> Product:
     """Sum over queries, as a backward pass does for keys and values, by a product of matrices."""
     return lambda weights, rows: product(np.swapaxes(weights, -1, -2), rows)
 
 
-def rows_in_tiles(terms: int, store: Store = exactly) -> Callable[[Array], Array]:
-    """Add up the terms of a row by tiles, the running sum stored after each of them; the axis is kept."""
+def tiled_row_sum(terms: int, store: Store = store_exactly) -> Callable[[Array], Array]:
+    """Return a row sum over tiles that rounds the running sum after each tile, and keeps the axis."""
 
     def run(row: Array) -> Array:
-        tiles = spans(row.shape[-1], terms)
+        tiles = tile_slices(row.shape[-1], terms)
         parts = (numpy_backend._row_sum(row[..., tile]) for tile in tiles)
-        return added(parts, row, store) if tiles else numpy_backend._row_sum(row)
+        return sum_in_order(parts, row, store) if tiles else numpy_backend._row_sum(row)
 
     return run
 
 
-def call_read_as(function: str, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Steps:
-    """Call a function of the contract with other arguments.
+def change_call(function: str, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Steps:
+    """Change the arguments of a function of the contract.
 
     ``change`` gets the arguments by name and returns the changed ones; None leaves an argument out.
     """
@@ -124,24 +134,24 @@ def call_read_as(function: str, change: Callable[[Mapping[str, Any]], Mapping[st
     return {function: run}
 
 
-def argument_read_as(function: str, name: str, change: Callable[[Any], Any]) -> Steps:
-    """Read an argument of a function of the contract as another one, if it is given."""
+def change_argument(function: str, name: str, change: Callable[[Any], Any]) -> Steps:
+    """Change one argument of a function of the contract, if it is given."""
 
     def changed(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         value = arguments.get(name)
         return {} if value is None or value is False else {name: change(value)}
 
-    return call_read_as(function, changed)
+    return change_call(function, changed)
 
 
-def sequential_sum(array: Array, store: Store = exactly) -> Array:
+def sequential_sum(array: Array, store: Store = store_exactly) -> Array:
     """Add along the last axis from the first to the last, each partial sum stored; the axis is kept."""
-    return rows_in_tiles(1, store)(array)
+    return tiled_row_sum(1, store)(array)
 
 
-def sequential_matmul(left: Array, right: Array, store: Store = exactly) -> Array:
+def sequential_matmul(left: Array, right: Array, store: Store = store_exactly) -> Array:
     """Multiply matrices with one running sum per element, each partial sum stored."""
-    return in_tiles(1, store, np.multiply)(left, right) if left.shape[-1] else np.asarray(left @ right)
+    return tiled_product(1, store, np.multiply)(left, right) if left.shape[-1] else np.asarray(left @ right)
 
 
 def pairwise_sum(terms: Array) -> Array:
@@ -162,7 +172,7 @@ def pairwise_matmul(left: Array, right: Array) -> Array:
     )
 
 
-def wider(operation: Callable[..., Array]) -> Callable[..., Array]:
+def accumulate_in_float64(operation: Callable[..., Array]) -> Callable[..., Array]:
     """Accumulate in float64 and round once."""
 
     def run(*arrays: Array) -> Array:
@@ -183,15 +193,15 @@ def tanh_by_pade(argument: Array) -> Array:
     return np.asarray(np.clip(argument * (27 + square) / (27 + 9 * square), -1, 1))
 
 
-NARROW = ("bfloat16", "float16")
-ALL = ("float64", "float32", *NARROW)
-NEVER_RETURNED = frozenset(ON_SCORES)
+NARROW_DTYPES = ("bfloat16", "float16")
+ALL_DTYPES = ("float64", "float32", *NARROW_DTYPES)
+UNRETURNED_STAGES = frozenset(ON_SCORES)
 """What a fused kernel holds in tiles and never as a whole."""
-Inside: TypeAlias = Callable[[Store], Steps]
+StepsForStore: TypeAlias = Callable[[Store], Steps]
 """Makes the steps that run between the ends; it is handed how a number is stored in the format of the ends."""
 
 
-STATISTICS = frozenset(name for name, spec in STAGE_SPECS.items() if spec.may_be_wide)
+WIDE_STAGES = frozenset(name for name, spec in STAGE_SPECS.items() if spec.may_be_wide)
 """What a kernel may return in float32, whatever its ends are."""
 
 
@@ -199,7 +209,7 @@ class Kernel(Variant):
     """A kernel that widens, computes and narrows, all but its ``wide`` stages; the steps of ``inside`` compute."""
 
     def __init__(
-        self, inside: Inside, *, hidden: frozenset[str] = NEVER_RETURNED, wide: frozenset[str] = frozenset()
+        self, inside: StepsForStore, *, hidden: frozenset[str] = UNRETURNED_STAGES, wide: frozenset[str] = frozenset()
     ) -> None:
         super().__init__(hidden=hidden)
         self._wide = wide
@@ -212,8 +222,8 @@ class Kernel(Variant):
     def _between_ends(self, name: str, *arrays: Any, **keywords: Any) -> Stages:
         ends = next((argument.dtype for argument in (*arrays, *keywords.values()) if _is_narrow(argument)), None)
         variant = self._variant(ends)
-        widened = {key: _widened(argument) for key, argument in keywords.items()}
-        stages: Stages = getattr(variant, name)(*map(_widened, arrays), **widened)
+        widened = {key: _widen(argument) for key, argument in keywords.items()}
+        stages: Stages = getattr(variant, name)(*map(_widen, arrays), **widened)
         if ends is None:
             return stages
         wide = self._wide | (SPECS[name].statistics if name in SPECS else frozenset())
@@ -223,13 +233,13 @@ class Kernel(Variant):
         """Return the variant that computes between ends of a format; each is made once."""
         name = None if ends is None else ends.name
         if name not in self._variants:
-            self._variants[name] = Variant(self._inside(exactly if ends is None else stored_as(ends)))
+            self._variants[name] = Variant(self._inside(store_exactly if ends is None else store_in_format(ends)))
         return self._variants[name]
 
 
 def _is_narrow(argument: Any) -> bool:
-    return isinstance(argument, np.ndarray) and argument.dtype.name in NARROW
+    return isinstance(argument, np.ndarray) and argument.dtype.name in NARROW_DTYPES
 
 
-def _widened(argument: Any) -> Any:
+def _widen(argument: Any) -> Any:
     return argument.astype(np.float32) if _is_narrow(argument) else argument

@@ -12,10 +12,10 @@ import numpy as np
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import LseBase, Norm, Stages
 from attncheck.mutation import forms
-from attncheck.mutation.kernel import Array, argument_read_as, bfloat16, call_read_as
-from attncheck.mutation.mutant import ROUNDED, Steps, control, mutant, within
+from attncheck.mutation.kernel import Array, bfloat16, change_argument, change_call
+from attncheck.mutation.mutant import ROUNDED, Steps, control, mutant, rebind_globals
 
-_attend_to = partial(call_read_as, "latent_attention")
+_change_latent_call = partial(change_call, "latent_attention")
 _faulty_scale = partial(mutant, "latents", at="scores")
 _faulty_key = partial(mutant, "latents", at="raw_scores")
 _faulty_value = partial(mutant, "latents", at="output")
@@ -27,9 +27,9 @@ def _width_of_rotary(call: Given) -> int:
     return 0 if call.get("key_rotary") is None else int(call["key_rotary"].shape[-1])
 
 
-def _scaled_by(root_of: Callable[[Given], float]) -> Steps:
-    """Take another scale where none is given."""
-    return _attend_to(lambda call: {"scale": root_of(call)} if call.get("scale") is None else {})
+def _change_default_scale(root_of: Callable[[Given], float]) -> Steps:
+    """Replace the default scale."""
+    return _change_latent_call(lambda call: {"scale": root_of(call)} if call.get("scale") is None else {})
 
 
 @control("_of_latents", why="keys and values are made of three latent vectors at a time")
@@ -53,19 +53,21 @@ def rotated_part_in_front(
 _faulty_norm = partial(mutant, "norms", at="normalized_query")
 
 
-def _normalized_by_name(change: Callable[..., Array]) -> Steps:
+def _normalize_by_name(change: Callable[..., Array]) -> Steps:
     """Normalise query and key in different ways: the first argument of ``change`` is the input's name."""
 
     def attend(*arrays: Array, **keywords: Any) -> Stages:
         names = iter(("query", "key"))
-        normalize = within(backend.normalized_attention, _normalize=lambda *arguments: change(next(names), *arguments))
+        normalize = rebind_globals(
+            backend.normalized_attention, _normalize=lambda *arguments: change(next(names), *arguments)
+        )
         stages: Stages = normalize(*arrays, **keywords)
         return stages
 
     return {"normalized_attention": attend}
 
 
-def _by_head(inputs: Array, weight: Array | None, norm: Norm, epsilon: float, is_full: bool) -> Array:
+def _normalize_by_head(inputs: Array, weight: Array | None, norm: Norm, epsilon: float, is_full: bool) -> Array:
     """Normalise each head's vector instead of the full width, which has the weights."""
     normalized = backend._normalize(inputs, None if is_full else weight, norm, epsilon, is_full=False)
     if not is_full or weight is None:
@@ -73,7 +75,7 @@ def _by_head(inputs: Array, weight: Array | None, norm: Norm, epsilon: float, is
     return np.asarray(normalized * weight.reshape(inputs.shape[1], 1, -1))
 
 
-def _with_root(root: Callable[[Array, float], Array]) -> Steps:
+def _replace_root(root: Callable[[Array, float], Array]) -> Steps:
     """Divide by another root, of the mean of squares or of their sum."""
     return {
         "_rms": lambda squares, epsilon: root(squares.mean(axis=-1, keepdims=True), epsilon),
@@ -81,7 +83,7 @@ def _with_root(root: Callable[[Array, float], Array]) -> Steps:
     }
 
 
-def _by_rows(change: Callable[..., Array]) -> Steps:
+def _normalize_rows(change: Callable[..., Array]) -> Steps:
     """Normalise rows, of a head or of all heads, in another right way, in float32 if they have 16 bits."""
 
     def normalize(inputs: Array, weight: Array | None, norm: Norm, epsilon: float, is_full: bool) -> Array:
@@ -94,25 +96,28 @@ def _by_rows(change: Callable[..., Array]) -> Steps:
     return {"_normalize": normalize}
 
 
-_norm_of = partial(call_read_as, "normalized_attention")
+_change_norm_call = partial(change_call, "normalized_attention")
 _faulty_merge = partial(mutant, "merging", at="weights")
 _LN2 = math.log(2)
 
 
-def _stage_read_as(stage: str, change: Callable[[Array], Array]) -> Steps:
-    """Compute the weights or the log_sum_exp differently, from the parts' natural log-sum-exps (B, H, Lq, N)."""
+def _replace_merge_stage(stage: str, change: Callable[[Array], Array]) -> Steps:
+    """Replace the weights or the log_sum_exp, given the parts' natural log-sum-exps (B, H, Lq, N)."""
     return {"merge_states.softmax": lambda scores: backend.softmax(scores) | {stage: change(scores)}}
 
 
-_weight_by, _total_by = partial(_stage_read_as, "weights"), partial(_stage_read_as, "log_sum_exp")
+_replace_weights, _replace_log_sum_exp = (
+    partial(_replace_merge_stage, "weights"),
+    partial(_replace_merge_stage, "log_sum_exp"),
+)
 
 
-def _softmax_of(change: Callable[[Array], Array]) -> Steps:
-    """Take the softmax of other log-sum-exps."""
+def _softmax_of_changed(change: Callable[[Array], Array]) -> Steps:
+    """Change the log-sum-exps before their softmax."""
     return {"merge_states.softmax": lambda scores: backend.softmax(change(scores))}
 
 
-def _maximum(scores: Array) -> Array:
+def _finite_maximum(scores: Array) -> Array:
     """Return the largest number of each row, 0 if all parts are empty."""
     highest = scores.max(axis=-1, keepdims=True)
     return np.where(np.isneginf(highest), 0, highest)
@@ -142,7 +147,7 @@ Pair = tuple[Array, Array]
 """Output and log_sum_exp of parts that have been merged, (B, H, Lq, Dv) and (B, H, Lq)."""
 
 
-def _with_merge(merge: Callable[[list[Pair]], Pair]) -> Steps:
+def _merge_by(merge: Callable[[list[Pair]], Pair]) -> Steps:
     """Merge by a function of the parts, in float32 or wider, their log-sum-exps natural."""
 
     def merge_states(outputs: Array, log_sum_exps: Array, *, lse_base: LseBase = "e") -> Stages:
@@ -154,10 +159,10 @@ def _with_merge(merge: Callable[[list[Pair]], Pair]) -> Steps:
     return {"merge_states": merge_states}
 
 
-_right_merge = partial(control, _with_merge)
+_right_merge = partial(control, _merge_by)
 
 
-def _weighed_by(weigh: Callable[[Array], Pair]) -> Callable[[list[Pair]], Pair]:
+def _merge_by_weights(weigh: Callable[[Array], Pair]) -> Callable[[list[Pair]], Pair]:
     """Average the parts by weights, which come with the whole: ``weigh(totals)``, the parts along the last axis."""
 
     def merge(parts: list[Pair]) -> Pair:
@@ -168,15 +173,17 @@ def _weighed_by(weigh: Callable[[Array], Pair]) -> Callable[[list[Pair]], Pair]:
     return merge
 
 
-def _merged_pair(*pair: Pair) -> Pair:
+def _merge_pair(*pair: Pair) -> Pair:
     """Merge two parts by a softmax of two."""
-    return _weighed_by(lambda totals: ((stages := backend.softmax(totals))["weights"], stages["log_sum_exp"]))([*pair])
+    return _merge_by_weights(lambda totals: ((stages := backend.softmax(totals))["weights"], stages["log_sum_exp"]))(
+        [*pair]
+    )
 
 
 @_right_merge(why="two by two, as a reduction over devices does")
 def parts_merged_in_a_tree(parts: list[Pair]) -> Pair:
     while len(parts) > 1:
-        pairs = [_merged_pair(*parts[start : start + 2]) for start in range(0, len(parts) - 1, 2)]
+        pairs = [_merge_pair(*parts[start : start + 2]) for start in range(0, len(parts) - 1, 2)]
         parts = pairs + parts[len(parts) - len(parts) % 2 :]
     return parts[0]
 
@@ -195,7 +202,7 @@ def _weights_of_stored_total(totals: Array) -> Pair:
 
 
 def _weights_in_base_two(totals: Array) -> Pair:
-    highest = _maximum(totals / _LN2)
+    highest = _finite_maximum(totals / _LN2)
     powers = np.exp2(totals / _LN2 - highest)
     sums = powers.sum(axis=-1, keepdims=True)
     with np.errstate(divide="ignore"):
@@ -220,19 +227,20 @@ control("latent_attention", "projections_absorbed", "the projections are absorbe
 control("_of_latents", "made_from_the_last_term", "the terms of a projection are added up from the last to the first",
     lambda latent, projection: backend._of_latents(
         np.ascontiguousarray(latent[..., ::-1]), np.ascontiguousarray(projection[:, ::-1])))
-_faulty_scale(_scaled_by, "scale_without_the_rotated_part",
+_faulty_scale(_change_default_scale, "scale_without_the_rotated_part",
     "1/sqrt of the part that is not rotated: NVIDIA/Megatron-LM#1501's kind",
     lambda call: 1 / math.sqrt(call["query"].shape[-1]), diagnosis="scale-inverse-root-of-Dn")
-_faulty_scale(_scaled_by, "scale_of_absorbed_queries", "1/sqrt of the width that absorbed queries have, 576 for 192",
+_faulty_scale(_change_default_scale, "scale_of_absorbed_queries",
+              "1/sqrt of the width that absorbed queries have, 576 for 192",
     lambda call: 1 / math.sqrt(call["latent"].shape[-1] + _width_of_rotary(call)),
     diagnosis="scale-inverse-root-of-C+Dr")
-_faulty_scale(_scaled_by, "scale_of_the_values_of_latents",
+_faulty_scale(_change_default_scale, "scale_of_the_values_of_latents",
     "1/sqrt of the values' width, which is that of no query: NVIDIA/Megatron-LM#1501's kind",
     lambda call: 1 / math.sqrt(call["value_projection"].shape[-1]), diagnosis="scale-inverse-root-of-Dv")
-_faulty_scale(_scaled_by, "scale_of_latents_reversed",
+_faulty_scale(_change_default_scale, "scale_of_latents_reversed",
     "multiplied by sqrt(D + Dr) for divided by it: AI-Hypercomputer/maxtext#1370",
     lambda call: (call["query"].shape[-1] + _width_of_rotary(call)) ** 0.5, diagnosis="scale-root-of-width")
-for _fault in forms.misread(
+for _fault in forms.reading_faults(
     ("latents", "rotated-part-ignored", "the scores lack the part that is rotated"),
     ("latents", "rotated-part-scaled-twice",
         "the rotated part is scaled before it is added, and with the rest again"),
@@ -257,7 +265,7 @@ for _fault in forms.misread(
         "parts_beyond_32_lost", lambda problem: len(problem.inputs["outputs"]) > 32),
 ):
     mutant(**_fault)
-_faulty_key(partial(argument_read_as, "latent_attention", "latent"), "chunks_of_latents_from_the_start",
+_faulty_key(partial(change_argument, "latent_attention", "latent"), "chunks_of_latents_from_the_start",
     "a long cache is made into keys in chunks, each from its start: vllm#26042's kind",
     lambda latent: np.concatenate([latent[:, :32], latent[:, : max(latent.shape[1] - 32, 0)]], axis=1))
 _faulty_value("latent_attention", "mean_of_latents_in_bfloat16",
@@ -267,17 +275,17 @@ _faulty_value("latent_attention", "mean_of_latents_in_bfloat16",
         np.asarray(bfloat16(stages["weights"] @ latent[:, np.newaxis]) @ value_projection)}, **ROUNDED)
 control("_squares", "squares_in_float64", "squares in float64, rounded once behind the root",
     lambda rows: rows.astype(np.float64) ** 2, dtypes=("float32", "float16"))
-control(_by_rows, "norm_by_reciprocal_root", "the reciprocal of the root is multiplied",
+control(_normalize_rows, "norm_by_reciprocal_root", "the reciprocal of the root is multiplied",
     lambda rows, divisor, weight: np.asarray(rows * (1 / divisor) * (1 if weight is None else weight)))
-control(_by_rows, "norm_weighted_before_it_is_rounded",
+control(_normalize_rows, "norm_weighted_before_it_is_rounded",
     "weights are multiplied before anything is rounded to 16 bits, as in Gemma",
     lambda rows, divisor, weight: np.asarray(rows / divisor if weight is None else rows * weight / divisor))
 _faulty_norm("_normalize", "norm_left_out", "the norm is never called: Cerebras/modelzoo#85",
     lambda inputs, *_: inputs, diagnosis="norm-ignored")
-_faulty_norm(_normalized_by_name, "norm_of_keys_alone", "keys and values are normalised: kyegomez/MegaVIT#17",
+_faulty_norm(_normalize_by_name, "norm_of_keys_alone", "keys and values are normalised: kyegomez/MegaVIT#17",
     lambda name, inputs, *rest: inputs if name == "query" else backend._normalize(inputs, *rest),
     diagnosis="norm-of-key-alone")
-mutant("norms", _normalized_by_name, "norm_of_queries_alone",
+mutant("norms", _normalize_by_name, "norm_of_queries_alone",
     "one of two norms is missed: huggingface/transformers#37620's kind",
     lambda name, inputs, *rest: inputs if name == "key" else backend._normalize(inputs, *rest),
     at="normalized_key", diagnosis="norm-of-query-alone")
@@ -285,21 +293,21 @@ _faulty_norm("_normalize", "full_width_for_a_head", "the model's width for a hea
     lambda inputs, weight, norm, epsilon, is_full: backend._normalize(inputs, weight if is_full or weight is None
         else np.tile(weight, inputs.shape[1]), norm, epsilon, is_full=True), diagnosis="norm-width")
 _faulty_norm("_normalize", "a_head_for_the_full_width", "the norm behind the split: vllm-metal#767, mlxcel#316",
-    _by_head, diagnosis="norm-width")
-_faulty_norm(_norm_of, "norm_behind_the_rotation",
+    _normalize_by_head, diagnosis="norm-width")
+_faulty_norm(_change_norm_call, "norm_behind_the_rotation",
     "queries and keys are normalised behind the rotation: torchtune#2809",
     lambda call: {"norm_after_rotation": True} if call.get("rotary_cos") is not None else {}, diagnosis="norm-order")
-_faulty_norm(_norm_of, "norm_before_the_rotation",
+_faulty_norm(_change_norm_call, "norm_before_the_rotation",
     "Llama 4's and HunYuan's norm behind the rotation taken before it: torchtune#2809, the other way round",
     lambda call: {"norm_after_rotation": False} if call.get("rotary_cos") is not None else {}, diagnosis="norm-order")
-_faulty_norm(_norm_of, "norm_weights_swapped", "q_norm is loaded as k_norm, and k_norm as q_norm",
+_faulty_norm(_change_norm_call, "norm_weights_swapped", "q_norm is loaded as k_norm, and k_norm as q_norm",
     lambda call: {name: call.get(source) for name, source in (("query_norm_weight", "key_norm_weight"),
         ("key_norm_weight", "query_norm_weight")) if call.get("norm_over") != "full"
         or call["query"].shape[1] == call["key"].shape[1]}, diagnosis="norm-weights-swapped")
 _faulty_norm("_squares", "squares_in_sixteen_bits",
     "squares overflow in float16: pytorch#133085, LeetCUDA#335, nntrainer#3935",
     lambda rows: np.asarray(rows * rows), dtypes=("float16",))
-_faulty_norm(_with_root, "epsilon_left_out", "epsilon is lost: microsoft/DeepSpeed#581",
+_faulty_norm(_replace_root, "epsilon_left_out", "epsilon is lost: microsoft/DeepSpeed#581",
     lambda square, epsilon: np.asarray(np.sqrt(square)), diagnosis="norm-epsilon-ignored")
 _faulty_norm("_rms", "epsilon_outside_the_root", "sqrt(mean) + epsilon, as in layers of other libraries",
     lambda squares, epsilon: np.asarray(np.sqrt(squares.mean(axis=-1, keepdims=True)) + epsilon),
@@ -335,31 +343,35 @@ _faulty_merge("_logarithms_in_base", "whole_returned_in_base_two",
     lambda scores, base: np.asarray(scores / _LN2), at="log_sum_exp", diagnosis="log-sum-exp-base-2")
 _faulty_merge("merge_states.softmax", "parts_merged_without_their_maximum",
     "e^L without its maximum: inf / inf, or 0 / 0: trl#7181", _softmax_without_maximum)
-_faulty_merge(_weight_by, "nothing_at_all_gives_nan", "-inf minus -inf where all parts are empty: flashinfer#4051",
+_faulty_merge(_replace_weights, "nothing_at_all_gives_nan",
+              "-inf minus -inf where all parts are empty: flashinfer#4051",
     lambda scores: np.where(np.isneginf(scores).all(axis=-1, keepdims=True), np.nan,
         backend.softmax(scores)["weights"]), diagnosis="empty-rows-nan")
-_faulty_merge(_weight_by, "running_log_sum_exp_is_the_larger_one",
+_faulty_merge(_replace_weights, "running_log_sum_exp_is_the_larger_one",
     "a merge of two keeps the larger log-sum-exp: the next part weighs too much", _weights_by_the_larger_part)
-_faulty_merge(_weight_by, "parts_not_normalised", "structure: each part is scaled to the maximum, and never to the sum",
-    lambda scores: np.asarray(np.exp(scores - _maximum(scores))))
-_faulty_merge(_weight_by, "parts_averaged", "structure: the merge forgets how much each part weighs",
+_faulty_merge(_replace_weights, "parts_not_normalised",
+              "structure: each part is scaled to the maximum, and never to the sum",
+    lambda scores: np.asarray(np.exp(scores - _finite_maximum(scores))))
+_faulty_merge(_replace_weights, "parts_averaged", "structure: the merge forgets how much each part weighs",
     lambda scores: backend.softmax(np.where(np.isneginf(scores), scores, 0).astype(scores.dtype))["weights"],
     diagnosis="parts-averaged")
-_faulty_merge(_total_by, "whole_of_nothing_is_plus_infinity",
+_faulty_merge(_replace_log_sum_exp, "whole_of_nothing_is_plus_infinity",
     "a query without a key gets plus infinity, as in FlashAttention 2: vllm#28181",
     lambda scores: np.where(np.isneginf(total := backend.softmax(scores)["log_sum_exp"]), np.inf, total),
     at="log_sum_exp")
-_faulty_merge(_total_by, "whole_is_the_maximum_alone", "the maximum is stored in place of the whole: aiter#3334's kind",
+_faulty_merge(_replace_log_sum_exp, "whole_is_the_maximum_alone",
+              "the maximum is stored in place of the whole: aiter#3334's kind",
     lambda scores: np.asarray(scores.max(axis=-1)), at="log_sum_exp", diagnosis="log-sum-exp-of-maximum-alone")
-_faulty_merge(_total_by, "whole_adds_the_logarithm_of_the_count", "structure: the parts are counted, not weighed",
+_faulty_merge(_replace_log_sum_exp, "whole_adds_the_logarithm_of_the_count",
+              "structure: the parts are counted, not weighed",
     lambda scores: np.asarray(scores.max(axis=-1) + np.log(scores.shape[-1]).astype(scores.dtype)), at="log_sum_exp")
-_faulty_merge(_total_by, "whole_without_its_maximum", "the maximum that was subtracted is not added again",
-    lambda scores: np.asarray(backend.softmax(scores)["log_sum_exp"] - _maximum(scores)[..., 0]),
+_faulty_merge(_replace_log_sum_exp, "whole_without_its_maximum", "the maximum that was subtracted is not added again",
+    lambda scores: np.asarray(backend.softmax(scores)["log_sum_exp"] - _finite_maximum(scores)[..., 0]),
     at="log_sum_exp", diagnosis="log-sum-exp-without-maximum")
-_faulty_merge(_softmax_of, "empty_part_is_plus_infinity",
+_faulty_merge(_softmax_of_changed, "empty_part_is_plus_infinity",
     "an empty part is written as plus infinity: vllm#28181, #15492",
     lambda scores: np.where(np.isneginf(scores), np.inf, scores))
-_faulty_merge(_softmax_of, "empty_part_is_minus_a_hundred",
+_faulty_merge(_softmax_of_changed, "empty_part_is_minus_a_hundred",
     "-100 for minus infinity: a part that is empty weighs beside low ones",
     lambda scores: np.maximum(scores, np.asarray(-100, scores.dtype)), diagnosis="empty-part-at-minus-100")
 _faulty_merge("_without_empty_parts", "empty_part_let_through",
@@ -370,13 +382,14 @@ _faulty_merge("merge_states", "first_part_handed_on_where_all_are_empty",
         lse_base=lse_base)) | {"output": np.where(np.isneginf(log_sum_exps.max(axis=0))[..., np.newaxis], outputs[0],
         stages["output"])}, at="output")
 _right_merge("parts_merged_in_sequence", "one part after the other, as they come around a ring",
-    partial(reduce, _merged_pair))
+    partial(reduce, _merge_pair))
 _right_merge("parts_merged_in_reverse", "one part after the other, from the last",
-    lambda parts: reduce(_merged_pair, parts[::-1]))
+    lambda parts: reduce(_merge_pair, parts[::-1]))
 _right_merge("parts_merged_by_a_logistic_function", "a logistic function of the difference, as ring attention has it",
     partial(reduce, _merge_by_logistic_function))
 _right_merge("parts_weighed_from_the_stored_whole",
-    "weights e^(L_n - L) from an L that was stored, as split decoding combines", _weighed_by(_weights_of_stored_total))
+    "weights e^(L_n - L) from an L that was stored, as split decoding combines",
+    _merge_by_weights(_weights_of_stored_total))
 _right_merge("parts_merged_in_powers_of_two", "exponentials and the logarithm in base 2",
-    _weighed_by(_weights_in_base_two))
+    _merge_by_weights(_weights_in_base_two))
 # fmt: on

@@ -27,7 +27,8 @@ Step: TypeAlias = Callable[..., Any]
 Steps: TypeAlias = dict[str, Any]
 """Replacements by step: ``_dot`` wherever it is used, ``dot_scores._dot`` only in ``dot_scores``.
 
-A value is a function, ``PerCall`` for a function of the backend, or, under a name such as ``_cap.np``, the library.
+A value is a function, or ``StepsPerCall`` for a function of the backend. Under a name such as ``_cap.np``, it is the
+library.
 """
 
 _FUNCTIONS: Mapping[str, FunctionType] = {
@@ -44,7 +45,7 @@ OPERATIONS = tuple(name for name in _SIGNATURES if name not in _CONVERSIONS)
 
 
 @dataclass(frozen=True)
-class PerCall:
+class StepsPerCall:
     """Steps of a function of the backend, made for each of its calls from the arguments."""
 
     steps_of: Callable[[Call], Steps]
@@ -190,19 +191,19 @@ class Variant:
         setattr(self, name, run)
 
 
-def recording(record: Callable[[str, Step], Step]) -> dict[str, Step]:
+def record_functions(record: Callable[[str, Step], Step]) -> dict[str, Step]:
     """Pass each function of the backend to ``record`` with its name; return the results, which call each other."""
     namespace = dict(vars(numpy_backend))
-    recorded = {name: record(name, _in_namespace(function, namespace)) for name, function in _FUNCTIONS.items()}
+    recorded = {name: record(name, _copy_into_namespace(function, namespace)) for name, function in _FUNCTIONS.items()}
     namespace |= recorded
     return recorded
 
 
-def within(function: Step, **names: Any) -> Step:
+def rebind_globals(function: Step, **names: Any) -> Step:
     """Return a function in which some global names mean something else. Raises ``KeyError`` for one that it lacks."""
     assert isinstance(function, FunctionType)
     _check_used(function, names)
-    return _in_namespace(function, {**function.__globals__, **names})
+    return _copy_into_namespace(function, {**function.__globals__, **names})
 
 
 def numpy_with(**functions: Any) -> SimpleNamespace:
@@ -210,7 +211,7 @@ def numpy_with(**functions: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**vars(np), **functions})
 
 
-def _in_namespace(function: FunctionType, namespace: dict[str, Any]) -> FunctionType:
+def _copy_into_namespace(function: FunctionType, namespace: dict[str, Any]) -> FunctionType:
     again = FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, function.__closure__)
     again.__kwdefaults__ = function.__kwdefaults__
     return again
@@ -226,7 +227,7 @@ def _check_used(function: FunctionType, names: Iterable[str]) -> None:
 def _namespace_with(steps: Steps) -> dict[str, Any]:
     """Return the backend's namespace with other steps. Raises ``KeyError`` for a step that it does not have."""
     namespace = dict(vars(numpy_backend))
-    namespace |= {name: _in_namespace(function, namespace) for name, function in _FUNCTIONS.items()}
+    namespace |= {name: _copy_into_namespace(function, namespace) for name, function in _FUNCTIONS.items()}
     local: dict[str, dict[str, Any]] = {}
     for key, step in steps.items():
         function, _, name = key.rpartition(".")
@@ -235,29 +236,29 @@ def _namespace_with(steps: Steps) -> dict[str, Any]:
         if function:
             local.setdefault(function, {})[name] = step
             _check_used(_FUNCTIONS[function], [name])
-        elif not isinstance(step, PerCall):
+        elif not isinstance(step, StepsPerCall):
             namespace[name] = step
     scopes: dict[str, dict[str, Any]] = {function: {} for function in local}
-    namespace |= {function: _in_namespace(_FUNCTIONS[function], scope) for function, scope in scopes.items()}
-    per_call = {name: step for name, step in steps.items() if isinstance(step, PerCall)}
-    namespace |= {name: MadePerCall(name, step, namespace[name], namespace) for name, step in per_call.items()}
+    namespace |= {function: _copy_into_namespace(_FUNCTIONS[function], scope) for function, scope in scopes.items()}
+    per_call = {name: step for name, step in steps.items() if isinstance(step, StepsPerCall)}
+    namespace |= {name: FunctionPerCall(name, step, namespace[name], namespace) for name, step in per_call.items()}
     for function, scope in scopes.items():
         scope.update(namespace | local[function])
     return namespace
 
 
 @dataclass(frozen=True, eq=False)
-class MadePerCall:
+class FunctionPerCall:
     """A function of the backend whose steps are made for each call."""
 
     name: str
-    step: PerCall
+    step: StepsPerCall
     plain: FunctionType
     namespace: Mapping[str, Any]
 
     def __call__(self, *arrays: Any, **keywords: Any) -> Any:
         """Call the function with the steps of this call."""
-        return _in_namespace(self.plain, {**self.plain.__globals__, **self.steps_of(arrays, keywords)})(
+        return _copy_into_namespace(self.plain, {**self.plain.__globals__, **self.steps_of(arrays, keywords)})(
             *arrays, **keywords
         )
 
@@ -271,11 +272,11 @@ class MadePerCall:
         return steps
 
 
-WIDE = ("float64", "float32")
+WIDE_DTYPES = ("float64", "float32")
 """A fault of precision: what is one in these may be the declared storage of a 16-bit implementation."""
-EVERY = (*WIDE, "float16")
+ALL_BUT_BFLOAT16 = (*WIDE_DTYPES, "float16")
 """A fault of meaning, in whatever dtype. NumPy's matmul of bfloat16 widens, so the reference does not keep that one."""
-KERNELS = ("float32", "float16")
+KERNEL_DTYPES = ("float32", "float16")
 """A fault of a fast path: there are none in float64, and cases of their sizes leave it out."""
 
 REFERENCE = "reference"
@@ -283,7 +284,7 @@ REFERENCE = "reference"
 
 ACCURACY_OF_16_BITS = ("accuracy-of-16-bits",)
 """The diagnosis of a fault that rounds an intermediate to a 16-bit format, or to TF32."""
-ROUNDED: Mapping[str, Any] = {"dtypes": WIDE, "diagnosis": ACCURACY_OF_16_BITS}
+ROUNDED: Mapping[str, Any] = {"dtypes": WIDE_DTYPES, "diagnosis": ACCURACY_OF_16_BITS}
 """The fields that such faults have in common."""
 
 
@@ -297,7 +298,7 @@ class Subject:
     name: str
     description: str
     backend: Variant
-    dtypes: tuple[str, ...] = EVERY
+    dtypes: tuple[str, ...] = ALL_BUT_BFLOAT16
     classes: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -352,7 +353,7 @@ class Mutant(Subject):
         return case.operation == operation and (not argument or argument in case.inputs or argument in case.options)
 
 
-Form: TypeAlias = str | Callable[[Any], Steps | Variant] | None
+FaultForm: TypeAlias = str | Callable[[Any], Steps | Variant] | None
 """How a decorated object becomes a variant.
 
 The name of the step that it replaces, or a function that makes steps of it; None if it is steps already.
@@ -367,9 +368,9 @@ def subjects_of_module(module: str) -> tuple[Subject, ...]:
     return tuple(subject for name, subject in _REGISTERED if name == module)
 
 
-def _registering(
+def _registration(
     make: Callable[[str, str, Variant], Subject],
-    form: Form,
+    form: FaultForm,
     name: str | None,
     text: str,
     hidden: frozenset[str],
@@ -391,7 +392,7 @@ def _registering(
 
 def mutant(
     topic: str,
-    form: Form = None,
+    form: FaultForm = None,
     name: str | None = None,
     defect: str = "",
     change: Any = None,
@@ -408,11 +409,11 @@ def mutant(
     """
     names = (diagnosis,) if isinstance(diagnosis, str) else diagnosis
     make = partial(Mutant, topic=topic, first_wrong_stage=at, diagnosis=names, **more)
-    return _registering(make, form, name, defect, hidden, change)
+    return _registration(make, form, name, defect, hidden, change)
 
 
 def control(
-    form: Form = None,
+    form: FaultForm = None,
     name: str | None = None,
     why: str = "",
     change: Any = None,
@@ -421,11 +422,11 @@ def control(
     **more: Any,
 ) -> Callable[[Decorated], Decorated]:
     """Register a right variant, and ``why`` it is right: as a row or a decorator, like faults."""
-    return _registering(partial(Control, **more), form, name, why, hidden, change)
+    return _registration(partial(Control, **more), form, name, why, hidden, change)
 
 
 def equivalent(
-    form: Form = None, *, defect: str, name: str | None = None, **more: Any
+    form: FaultForm = None, *, defect: str, name: str | None = None, **more: Any
 ) -> Callable[[Decorated], Decorated]:
     """Register the decorated object as a fault that no input can show, by its ``proof``."""
-    return _registering(partial(Equivalent, **more), form, name, defect, frozenset(), None)
+    return _registration(partial(Equivalent, **more), form, name, defect, frozenset(), None)

@@ -18,24 +18,36 @@ import numpy as np
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import Stages
 from attncheck.mutation import forms, kernel
-from attncheck.mutation.blocks import cut_into, split, weigh
-from attncheck.mutation.kernel import Array, Kernel, Product, Store, bfloat16, exactly, in_tiles, over_queries, tf32
-from attncheck.mutation.mutant import ROUNDED, WIDE, Call, Steps, Variant, control, mutant, numpy_with
+from attncheck.mutation.blocks import attend_in_parts, cut_evenly, part_weights
+from attncheck.mutation.kernel import (
+    Array,
+    Kernel,
+    Product,
+    Store,
+    bfloat16,
+    product_over_queries,
+    store_exactly,
+    tf32,
+    tiled_product,
+)
+from attncheck.mutation.mutant import ROUNDED, WIDE_DTYPES, Call, Steps, Variant, control, mutant, numpy_with
 from attncheck.spec import QUERY_KEY_VALUE
 
-_TERMS = 16
+_TERMS_PER_TILE = 16
 """Products that a matrix unit adds up before the running sum is stored."""
 _FLOAT16 = ("float16",)
 RIGHT = Kernel(lambda store: {})
 _FUSED = {"bfloat16": "fused", "float16": "fused"}
-_narrow = partial(mutant, "sixteen bits", Kernel, classes=_FUSED, without=RIGHT, dtypes=kernel.NARROW, at="context")
-_WIDE = partial(Kernel, wide=kernel.STATISTICS)
-_wide = partial(
+_faulty_16_bits = partial(
+    mutant, "sixteen bits", Kernel, classes=_FUSED, without=RIGHT, dtypes=kernel.NARROW_DTYPES, at="context"
+)
+_WIDE = partial(Kernel, wide=kernel.WIDE_STAGES)
+_faulty_wide_statistics = partial(
     mutant,
     "sixteen bits",
     _WIDE,
     classes=_FUSED,
-    dtypes=kernel.NARROW,
+    dtypes=kernel.NARROW_DTYPES,
     at="log_sum_exp",
     without=_WIDE(lambda store: {}),
 )
@@ -49,7 +61,7 @@ def _averaged_by_exponentials(store: Store) -> Steps:
         total = backend._row_sum(exponentials)
         return np.asarray(exponentials @ value / np.where(total == 0, 1, total))
 
-    return forms.averaged(average)
+    return forms.replace_average(average)
 
 
 def _merged_by_growing(store: Store) -> Steps:
@@ -59,16 +71,16 @@ def _merged_by_growing(store: Store) -> Steps:
         grown = store(np.exp(statistics[..., 1:] - statistics[..., :1]))
         return np.asarray(np.concatenate([np.ones_like(grown), grown], axis=-1) / (1 + grown))
 
-    return split(cut_into(2, least=32), merge)
+    return attend_in_parts(cut_evenly(2, least=32), merge)
 
 
 def _log_sum_exp_of_rounded(store: Store) -> Steps:
     def normalise(logits: Array) -> Stages:
-        (stages, exponentials), maximum = forms.with_exponentials(logits), backend._row_maximum(logits)
+        (stages, exponentials), maximum = forms.softmax_and_exponentials(logits), backend._row_maximum(logits)
         total = np.where(np.isneginf(maximum), 1, backend._row_sum(store(exponentials)))
         return stages | {"log_sum_exp": (maximum + np.log(total))[..., 0]}
 
-    return forms.normalised(normalise)
+    return forms.replace_softmax(normalise)
 
 
 def _flush(array: Array) -> Array:
@@ -85,6 +97,7 @@ def _delta_over_the_square(call: Call, terms: Array) -> Array:
 _SINGLE = ("float32",)
 _ROUNDED_SINGLE = {**ROUNDED, "dtypes": _SINGLE}
 _SINGLE_BITS = 24
+"""Bits of the significand of float32."""
 _ELEMENTS_AT_A_TIME = 1 << 15
 """Numbers that are added up at a time: a quarter of a megabyte stays near the processor."""
 
@@ -94,19 +107,19 @@ def rounded_product(store: Store, product: Product = np.matmul) -> Product:
     return lambda left, right: np.asarray(product(store(left), store(right)))
 
 
-def in_two_parts(store: Store, product: Product = np.matmul) -> Product:
+def product_in_two_parts(store: Store, product: Product = np.matmul) -> Product:
     """Multiply matrices of elements that are sums of two rounded numbers, without the product of both lesser parts."""
 
     def run(left: Array, right: Array) -> Array:
         high_left, high_right = store(left), store(right)
-        low_left, low_right = (store(_rest(x, high)) for x, high in ((left, high_left), (right, high_right)))
+        low_left, low_right = (store(_remainder(x, high)) for x, high in ((left, high_left), (right, high_right)))
         lesser = product(low_left, high_right) + product(high_left, low_right)
         return np.asarray(lesser + product(high_left, high_right))
 
     return run
 
 
-def _rest(array: Array, part: Array) -> Array:
+def _remainder(array: Array, part: Array) -> Array:
     return np.where(np.isfinite(array), array - part, 0).astype(array.dtype)
 
 
@@ -129,22 +142,22 @@ def block_product(terms: int) -> Product:
             parts[0] = total
             for number, column in enumerate(columns, 1):
                 np.multiply(wide[0][..., :, column, None], wide[1][..., None, column, :], out=parts[number])
-            total = _cut_sum(parts)
+            total = _truncated_sum(parts)
         return np.asarray(total.astype(left.dtype))
 
     return run
 
 
-def _cut_sum(parts: Array) -> Array:
-    """Add up along the first axis; what is handed over is written over."""
+def _truncated_sum(parts: Array) -> Array:
+    """Add up along the first axis; this overwrites ``parts``."""
     last_bit = np.ldexp(1.0, np.frexp(np.abs(parts).max(axis=0))[1] - _SINGLE_BITS)
     np.divide(parts, last_bit, out=parts)
     np.trunc(parts, out=parts)
     np.multiply(parts, last_bit, out=parts)
-    return kernel.to_bits(np.asarray(parts.sum(axis=0)), _SINGLE_BITS, truncate=True)
+    return kernel.round_to_bits(np.asarray(parts.sum(axis=0)), _SINGLE_BITS, truncate=True)
 
 
-def steps_by(product: Product) -> Steps:
+def steps_with_product(product: Product) -> Steps:
     """Use another product of matrices wherever there is one."""
 
     def additive_scores(
@@ -154,26 +167,30 @@ def steps_by(product: Product) -> Steps:
         shifted = np.tanh(hidden if score_bias is None else hidden + score_bias)
         return {"scores": product(shifted, score_vector[:, np.newaxis])[..., 0]}
 
-    return {**forms.products_by(product), "additive_scores": additive_scores}
+    return {**forms.use_product(product), "additive_scores": additive_scores}
 
 
 def variant_by(product: Product) -> Variant:
     """Return attention by another product of matrices."""
-    return Variant(steps_by(product))
+    return Variant(steps_with_product(product))
 
 
-def _fused_by(product: Product, block: int) -> Steps:
+def _fused_steps(product: Product, block: int) -> Steps:
     """Also take the softmax in blocks of keys; go back from log_sum_exp and the output, by products again."""
 
     def backward(call: Call) -> Steps:
         # Sum g o over the columns, as an einsum that becomes a product of matrices.
         rows = product(call.grad_output[..., np.newaxis, :], call.stages["output"][..., :, np.newaxis])
         return {
-            "attention": forms.stages_remembered(call, forms.weights_again(call.logits, call.log_sum_exp)),
+            "attention": forms.forward_with_weights(call, forms.recompute_weights(call.logits, call.log_sum_exp)),
             "_row_sum": lambda terms: np.asarray(rows[..., 0]),
         }
 
-    return {**steps_by(product), **forms.Online(block, product=product).steps, **forms.in_gradients(backward)}
+    return {
+        **steps_with_product(product),
+        **forms.OnlineSoftmax(block, product=product).steps,
+        **forms.steps_of_gradients(backward),
+    }
 
 
 _BY_FOUR, _BY_EIGHT = block_product(4), block_product(8)
@@ -183,16 +200,14 @@ def _sequential_matmul_in(store: Store) -> Product:
     return partial(kernel.sequential_matmul, store=store)
 
 
-def _only_weighted_sum_by(product: Product) -> Steps:
-    """Average the values by another product, and compute all other products in TF32."""
-    return {**steps_by(rounded_product(tf32)), "attention._weighted_sum": product}
-
-
 def _only_backward_by(product: Product) -> Steps:
     """Run the backward pass by another product, and the forward pass in TF32."""
-    back = forms.products_by(product)
+    back = forms.use_product(product)
     names = ("_dot", "_weighted_sum", "_sum_over_queries")
-    return {**steps_by(rounded_product(tf32)), **{f"attention_gradients.{name}": back[name] for name in names}}
+    return {
+        **steps_with_product(rounded_product(tf32)),
+        **{f"attention_gradients.{name}": back[name] for name in names},
+    }
 
 
 def _rounded_at_widths(step: str, multiple: int, store: Store) -> Steps:
@@ -200,7 +215,7 @@ def _rounded_at_widths(step: str, multiple: int, store: Store) -> Steps:
     right = getattr(backend, step.rpartition(".")[2])
 
     def product(first: Array, second: Array) -> Array:
-        chosen = exactly if second.shape[-1] % multiple else store
+        chosen = store_exactly if second.shape[-1] % multiple else store
         return np.asarray(right(chosen(first), chosen(second)))
 
     return {step: product}
@@ -214,24 +229,24 @@ def _from_log_sum_exp(store: Store) -> Steps:
 
     def normalise(logits: Array) -> Stages:
         log_sum_exp = store(backend.softmax(logits)["log_sum_exp"])
-        return {"weights": forms.weights_again(logits, log_sum_exp[..., np.newaxis]), "log_sum_exp": log_sum_exp}
+        return {"weights": forms.recompute_weights(logits, log_sum_exp[..., np.newaxis]), "log_sum_exp": log_sum_exp}
 
-    return forms.normalised(normalise)
+    return forms.replace_softmax(normalise)
 
 
-def _of_tiles(tile: int) -> Steps:
+def _merge_tile_statistics(tile: int) -> Steps:
     """Take log_sum_exp in one pass over tiles of keys, merging two at a time, and the output in a second pass."""
 
     def normalise(logits: Array) -> Stages:
         log_sum_exp = np.full((*logits.shape[:-1], 1), -np.inf, logits.dtype)
-        for span in kernel.spans(logits.shape[-1], tile):
+        for span in kernel.tile_slices(logits.shape[-1], tile):
             log_sum_exp = np.logaddexp(log_sum_exp, backend.softmax(logits[..., span])["log_sum_exp"][..., np.newaxis])
-        return {"weights": forms.weights_again(logits, log_sum_exp), "log_sum_exp": log_sum_exp[..., 0]}
+        return {"weights": forms.recompute_weights(logits, log_sum_exp), "log_sum_exp": log_sum_exp[..., 0]}
 
-    return {**forms.normalised(normalise), "attention._weighted_sum": in_tiles(tile)}
+    return {**forms.replace_softmax(normalise), "attention._weighted_sum": tiled_product(tile)}
 
 
-@control(forms.normalised, why="p = exp(log p): log-softmax, then an exponential", classes=_FROM_LOG_SUM_EXP)
+@control(forms.replace_softmax, why="p = exp(log p): log-softmax, then an exponential", classes=_FROM_LOG_SUM_EXP)
 def log_softmax_first(logits: Array) -> Stages:
     """Take the logarithms of the weights first."""
     maximum = backend._row_maximum(logits)
@@ -240,11 +255,11 @@ def log_softmax_first(logits: Array) -> Stages:
     return backend.softmax(logits) | {"weights": np.exp(shifted - np.log(total))}
 
 
-_faulty_scales = partial(mutant, "8 bits", partial(kernel.call_read_as, "quantized_attention"), at="raw_scores")
+_faulty_scales = partial(mutant, "8 bits", partial(kernel.change_call, "quantized_attention"), at="raw_scores")
 _OTHER_FORMAT = {"float8_e4m3fn": ml_dtypes.float8_e5m2, "float8_e5m2": ml_dtypes.float8_e4m3fn}
 
 
-def _of_four_bits(call: Mapping[str, Any], *formats: str) -> bool:
+def _has_four_bit_codes(call: Mapping[str, Any], *formats: str) -> bool:
     return str(call.get("stored_as")) in formats
 
 
@@ -262,13 +277,13 @@ def _swizzle_ignored(call: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _blocks_read_as(call: Mapping[str, Any], read: str, wrong: Any) -> Mapping[str, Any]:
+def _reinterpret_block_scales(call: Mapping[str, Any], read: str, wrong: Any) -> Mapping[str, Any]:
     """Take the bits of the keys' block scales for those of another format."""
     scales = call.get("key_block_scale")
     return {} if scales is None or scales.dtype.name != read else {"key_block_scale": scales.view(wrong)}
 
 
-@control("quantized_attention", hidden=kernel.NEVER_RETURNED)
+@control("quantized_attention", hidden=kernel.UNRETURNED_STAGES)
 def scales_multiplied_into_queries_and_output(
     query: Array, key: Array, value: Array, key_scale: Array, value_scale: Array, **options: Any
 ) -> Stages:
@@ -290,107 +305,111 @@ def scales_multiplied_into_queries_and_output(
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
-_narrow("scores_summed_in_16_bits", "Q K^T with 16-bit running sums: mlx#4178's kind", lambda store:
-    {"dot_scores._dot": lambda query, key: in_tiles(_TERMS, store)(query, np.swapaxes(key, -1, -2))})
-_narrow("values_summed_in_16_bits", "P V with 16-bit running sums: metal-flash-attention#8",
-    lambda store: {"attention._weighted_sum": in_tiles(_TERMS, store)})
-_narrow("exponentials_summed_in_16_bits",
+_faulty_16_bits("scores_summed_in_16_bits", "Q K^T with 16-bit running sums: mlx#4178's kind", lambda store:
+    {"dot_scores._dot": lambda query, key: tiled_product(_TERMS_PER_TILE, store)(query, np.swapaxes(key, -1, -2))})
+_faulty_16_bits("values_summed_in_16_bits", "P V with 16-bit running sums: metal-flash-attention#8",
+    lambda store: {"attention._weighted_sum": tiled_product(_TERMS_PER_TILE, store)})
+_faulty_16_bits("exponentials_summed_in_16_bits",
     "the row sum sticks at 256 or 2048: tract#2586, executorch#20090, tt-metal#52045",
-    lambda store: {"_softmax_with_sinks._row_sum": kernel.rows_in_tiles(_TERMS, store)})
-_narrow("exponentials_not_shifted_in_16_bits", "e^s without the maximum leaves the format: flax#982's kind",
+    lambda store: {"_softmax_with_sinks._row_sum": kernel.tiled_row_sum(_TERMS_PER_TILE, store)})
+_faulty_16_bits("exponentials_not_shifted_in_16_bits", "e^s without the maximum leaves the format: flax#982's kind",
     _averaged_by_exponentials)
-_narrow("raw_scores_stored_in_16_bits",
+_faulty_16_bits("raw_scores_stored_in_16_bits",
     "the scale is applied behind the store, which overflows in float16: metal-flash-attention#8, ultralytics#24990",
     lambda store: {"dot_scores._dot": lambda query, key: store(backend._dot(query, key))})
-_narrow("output_stored_in_16_bits_between_tiles", "the accumulator has the output's type",
-    lambda store: forms.Online(64, store=store).steps)
-_narrow("query_scaled_in_16_bits", "structure: the scaled query is stored again",
-    lambda store: forms.scored(lambda query, key, factor: {"scores": backend._dot(store(query * factor), key)}))
-_narrow("scale_rounded_to_16_bits", "structure: the scale is an array of the inputs' type",
-    lambda store: forms.scored(lambda query, key, factor:
+_faulty_16_bits("output_stored_in_16_bits_between_tiles", "the accumulator has the output's type",
+    lambda store: forms.OnlineSoftmax(64, store=store).steps)
+_faulty_16_bits("query_scaled_in_16_bits", "structure: the scaled query is stored again",
+    lambda store: forms.replace_scoring(lambda query, key, factor: {"scores": backend._dot(store(
+        query * factor), key)}))
+_faulty_16_bits("scale_rounded_to_16_bits", "structure: the scale is an array of the inputs' type",
+    lambda store: forms.replace_scoring(lambda query, key, factor:
         backend.dot_scores(query, key, scale=float(store(np.array(factor, np.float32))))))
-_narrow("biased_scores_stored_in_16_bits", "scores and bias are added in 16 bits: vllm#945's kind",
-    lambda store: forms.bias_added(lambda scores, bias, masks: store(scores + bias)))
-_narrow("shifted_scores_stored_in_16_bits", "structure: s - m is stored for the exponential",
+_faulty_16_bits("biased_scores_stored_in_16_bits", "scores and bias are added in 16 bits: vllm#945's kind",
+    lambda store: forms.replace_bias_addition(lambda scores, bias, masks: store(scores + bias)))
+_faulty_16_bits("shifted_scores_stored_in_16_bits", "structure: s - m is stored for the exponential",
     lambda store: {"_softmax_with_sinks.np": numpy_with(exp=lambda shifted: np.exp(store(shifted)))})
-_narrow("subnormal_inputs_flushed", "structure: 16-bit loads flush to zero",
-    lambda store: forms.inputs_changed(lambda query, key, value: (_flush(query), _flush(key), _flush(value))),
+_faulty_16_bits("subnormal_inputs_flushed", "structure: 16-bit loads flush to zero",
+    lambda store: forms.change_inputs(lambda query, key, value: (_flush(query), _flush(key), _flush(value))),
     dtypes=_FLOAT16)
-_narrow("subnormal_weights_flushed", "structure: P V flushes small weights",
+_faulty_16_bits("subnormal_weights_flushed", "structure: P V flushes small weights",
     lambda store: {"attention._weighted_sum": lambda weights, value: _flush(weights) @ value}, dtypes=_FLOAT16)
-_narrow("subnormal_results_flushed", "structure: 16-bit stores flush to zero",
-    lambda store: forms.outputs_read_as(_flush), dtypes=_FLOAT16)
-_narrow("parts_merged_by_a_growing_exponential",
+_faulty_16_bits("subnormal_results_flushed", "structure: 16-bit stores flush to zero",
+    lambda store: forms.change_outputs(_flush), dtypes=_FLOAT16)
+_faulty_16_bits("parts_merged_by_a_growing_exponential",
     "e^(L2 - L1) overflows where the second part is far above the first: vllm#39148's kind", _merged_by_growing)
-_narrow("parts_merged_by_statistics_in_16_bits",
+_faulty_16_bits("parts_merged_by_statistics_in_16_bits",
     "log_sum_exp of each part is stored in 16 bits: flashinfer#3372's kind",
-    lambda store: split(lambda logits: kernel.spans(logits.shape[-1], 64) if logits.shape[-1] > 64 else [],
-        lambda maxima, statistics: weigh(maxima, store(statistics))))
-_wide("log_sum_exp_widened_too_late",
+    lambda store: attend_in_parts(lambda logits: kernel.tile_slices(logits.shape[-1], 64) if logits.shape[
+        -1] > 64 else [],
+        lambda maxima, statistics: part_weights(maxima, store(statistics))))
+_faulty_wide_statistics("log_sum_exp_widened_too_late",
     "log_sum_exp is stored in 16 bits, and widened when it is returned: flashinfer#3372's kind",
-    lambda store: forms.normalised(lambda logits: (stages := backend.softmax(logits)) | {
+    lambda store: forms.replace_softmax(lambda logits: (stages := backend.softmax(logits)) | {
         "log_sum_exp": store(stages["log_sum_exp"])}))
-_wide("log_sum_exp_of_exponentials_in_16_bits",
+_faulty_wide_statistics("log_sum_exp_of_exponentials_in_16_bits",
     "structure: log_sum_exp is that of exponentials rounded to 16 bits for the values", _log_sum_exp_of_rounded)
-_narrow("key_and_value_gradients_summed_in_16_bits", "running sums over queries: pytorch#133671's kind",
-    lambda store: {"_sum_over_queries": over_queries(in_tiles(_TERMS, store))}, at="grad_key")
-_narrow("query_gradient_summed_in_16_bits", "running sums over keys: metal-flash-attention#8's kind",
-    lambda store: {"attention_gradients._weighted_sum": in_tiles(_TERMS, store)}, at="grad_query")
-_narrow("row_sum_of_the_gradient_in_16_bits", "structure: Delta is added up in 16 bits",
-    lambda store: {"attention_gradients._row_sum": kernel.rows_in_tiles(_TERMS, store)}, at="grad_query")
-_narrow("row_sum_of_the_gradient_over_the_square_of_the_sum",
+_faulty_16_bits("key_and_value_gradients_summed_in_16_bits", "running sums over queries: pytorch#133671's kind",
+    lambda store: {"_sum_over_queries": product_over_queries(tiled_product(_TERMS_PER_TILE, store))}, at="grad_key")
+_faulty_16_bits("query_gradient_summed_in_16_bits", "running sums over keys: metal-flash-attention#8's kind",
+    lambda store: {"attention_gradients._weighted_sum": tiled_product(_TERMS_PER_TILE, store)}, at="grad_query")
+_faulty_16_bits("row_sum_of_the_gradient_in_16_bits", "structure: Delta is added up in 16 bits",
+    lambda store: {"attention_gradients._row_sum": kernel.tiled_row_sum(_TERMS_PER_TILE, store)}, at="grad_query")
+_faulty_16_bits("row_sum_of_the_gradient_over_the_square_of_the_sum",
     "the gradient of e / l as -e / l^2, and l^2 overflows: jax 0.10.2's softmax in float16, jax#40409's kind",
-    lambda store: forms.delta_read_as(_delta_over_the_square), at="grad_query", dtypes=_FLOAT16)
+    lambda store: forms.replace_delta(_delta_over_the_square), at="grad_query", dtypes=_FLOAT16)
 # Make p as e^s / e^L, which is 0 / 0 where every exponential of a row underflows.
-_narrow("backward_weights_by_a_quotient_of_exponentials",
+_faulty_16_bits("backward_weights_by_a_quotient_of_exponentials",
     "e^s / e^L is 0 / 0 where every log_sum_exp is below -88: trl#7181",
-    lambda store: forms.weights_remembered(lambda call: np.where(np.isneginf(call.log_sum_exp), 0,
+    lambda store: forms.replace_backward_weights(lambda call: np.where(np.isneginf(call.log_sum_exp), 0,
         np.exp(call.logits) / np.exp(call.log_sum_exp))),
-    at="grad_query", dtypes=("float32", *kernel.NARROW), diagnosis="fill-minus-infinity")
+    at="grad_query", dtypes=("float32", *kernel.NARROW_DTYPES), diagnosis="fill-minus-infinity")
 for _name, _why, _steps, _rounding_model in (
-    ("tf32_products", "factors rounded to TF32, sums in float32", steps_by(rounded_product(tf32)), "tf32_products"),
+    ("tf32_products", "factors rounded to TF32, sums in float32", steps_with_product(rounded_product(tf32)),
+     "tf32_products"),
     ("tf32_products_cut_off", "a unit that reads ten bits of the fraction, and cuts sums of four products off",
-        steps_by(rounded_product(kernel.truncated_tf32, _BY_FOUR)), "tf32_products"),
+        steps_with_product(rounded_product(kernel.truncated_tf32, _BY_FOUR)), "tf32_products"),
     ("tf32_products_in_blocks_of_keys",
         "a fused kernel with factors cut off to TF32, sums of eight products cut off",
-        _fused_by(rounded_product(kernel.truncated_tf32, _BY_EIGHT), 64), "tf32_products"),
+        _fused_steps(rounded_product(kernel.truncated_tf32, _BY_EIGHT), 64), "tf32_products"),
     ("bfloat16_products", "factors rounded to bfloat16, sums in float32",
-        steps_by(rounded_product(bfloat16)), "bf16_products"),
+        steps_with_product(rounded_product(bfloat16)), "bf16_products"),
     ("bfloat16_products_cut_off", "factors cut off to bfloat16, sums of eight products cut off",
-        steps_by(rounded_product(kernel.truncated_bfloat16, _BY_EIGHT)), "bf16_products"),
+        steps_with_product(rounded_product(kernel.truncated_bfloat16, _BY_EIGHT)), "bf16_products"),
     ("bfloat16_products_in_blocks_of_keys", "a fused kernel with factors rounded to bfloat16",
-        _fused_by(rounded_product(bfloat16), 16), "bf16_products"),
+        _fused_steps(rounded_product(bfloat16), 16), "bf16_products"),
     ("bfloat16_products_in_three_passes",
         "each factor is the sum of two of bfloat16; the product of both lesser parts is left out",
-        steps_by(in_two_parts(bfloat16)), "bf16x3_products"),
+        steps_with_product(product_in_two_parts(bfloat16)), "bf16x3_products"),
     ("bfloat16_products_in_three_passes_cut_off", "the same with factors and sums cut off",
-        _fused_by(in_two_parts(kernel.truncated_bfloat16, _BY_FOUR), 16), "bf16x3_products"),
+        _fused_steps(product_in_two_parts(kernel.truncated_bfloat16, _BY_FOUR), 16), "bf16x3_products"),
 ):
     control(None, _name, _why, _steps, dtypes=_SINGLE, classes={"float32": _rounding_model},
-        hidden=forms.NEVER_HELD if "attention" in _steps else frozenset())  # the softmax runs over blocks
+        hidden=forms.UNSTORED_STAGES if "attention" in _steps else frozenset())  # the softmax runs over blocks
 # Rows, laid out by hand: a product that is coarser than the class that it claims, and what it does instead.
 for _claimed, _name, _defect, _form, _product in (
     ("tf32_products", "bfloat16_products_for_tf32", "one pass of bfloat16 where TF32 is asked for",
-        steps_by, rounded_product(bfloat16)),
+        steps_with_product, rounded_product(bfloat16)),
     ("tf32_products", "bfloat16_weights_for_tf32", "P V alone is taken in bfloat16",
-        _only_weighted_sum_by, rounded_product(bfloat16)),
+        lambda product: {**steps_with_product(rounded_product(tf32)), "attention._weighted_sum": product},
+        rounded_product(bfloat16)),
     ("tf32_products", "tf32_backward_sums_in_bfloat16", "running sums are kept in bfloat16 in the backward pass alone",
         _only_backward_by, rounded_product(tf32, _sequential_matmul_in(bfloat16))),
     ("tf32_products", "tf32_sums_in_bfloat16", "running sums are kept in bfloat16",
-        steps_by, rounded_product(tf32, _sequential_matmul_in(bfloat16))),
+        steps_with_product, rounded_product(tf32, _sequential_matmul_in(bfloat16))),
     ("tf32_products", "float16_products_for_tf32",
         "TF32's bits with float16's range: above 65504 is infinity, small numbers lose bits",
-        steps_by, rounded_product(kernel.float16)),
+        steps_with_product, rounded_product(kernel.float16)),
     ("bf16_products", "bfloat16_sums_in_bfloat16", "running sums are kept in bfloat16, as its factors are",
-        steps_by, rounded_product(bfloat16, _sequential_matmul_in(bfloat16))),
+        steps_with_product, rounded_product(bfloat16, _sequential_matmul_in(bfloat16))),
     ("bf16_products", "float16_products_for_bfloat16", "more bits than bfloat16 has, and less range",
-        steps_by, rounded_product(kernel.float16)),
+        steps_with_product, rounded_product(kernel.float16)),
     ("bf16x3_products", "one_pass_of_bfloat16_for_three", "the lesser parts are forgotten",
-        steps_by, rounded_product(bfloat16)),
+        steps_with_product, rounded_product(bfloat16)),
     ("bf16x3_products", "two_passes_of_bfloat16_for_three", "the lesser part of one factor is forgotten",
-        steps_by, lambda left, right: in_two_parts(bfloat16)(bfloat16(left), right)),
+        steps_with_product, lambda left, right: product_in_two_parts(bfloat16)(bfloat16(left), right)),
     ("bf16x3_products", "tf32_products_for_three_of_bfloat16", "one pass of TF32 for three of bfloat16",
-        steps_by, rounded_product(tf32)),
+        steps_with_product, rounded_product(tf32)),
 ):
     mutant("products", _form, _name, _defect, _product, at="query", **_ROUNDED_SINGLE,
         classes={"float32": _claimed})
@@ -419,11 +438,11 @@ for _format, _defect, _store in (
     mutant("denominator", _from_log_sum_exp, f"log_sum_exp_stored_in_{_format}", _defect, _store, at="weights",
     **ROUNDED, classes=_FROM_LOG_SUM_EXP)
 control(_from_log_sum_exp, "weights_from_log_sum_exp", "L is stored, then p = exp(s - L): nothing is divided",
-    exactly, classes=_FROM_LOG_SUM_EXP)
+    store_exactly, classes=_FROM_LOG_SUM_EXP)
 # the output is added up in the arrays' own format
-control(_of_tiles, "weights_from_log_sum_exp_in_tiles_of_16",
+control(_merge_tile_statistics, "weights_from_log_sum_exp_in_tiles_of_16",
     "L in one pass over the keys, merged tile by tile, p = exp(s - L) in a second pass",
-    16, dtypes=WIDE, classes=_FROM_LOG_SUM_EXP)
+    16, dtypes=WIDE_DTYPES, classes=_FROM_LOG_SUM_EXP)
 _faulty_scales("codes_read_in_the_other_format",
     "the bits are read in the other format of 8 bits: jax#34375's kind",
     lambda call: {"key": call["key"].view(_OTHER_FORMAT[call["key"].dtype.name])
@@ -433,11 +452,12 @@ _faulty_scales("codes_read_as_fnuz", "AMD's form of e4m3, whose codes stand for 
         if call[name].dtype.name == "float8_e4m3fn"}, diagnosis="float8-read-as-fnuz")
 _faulty_scales("nibbles_read_in_the_other_order", "the first code is read from the other half of each byte",
     lambda call: {"packing": "low_first" if call.get("packing") == "high_first" else "high_first"}
-        if _of_four_bits(call, "int4", "uint4", "mxfp4", "nvfp4") else {}, diagnosis="nibbles-swapped")
+        if _has_four_bit_codes(call, "int4", "uint4", "mxfp4", "nvfp4") else {}, diagnosis="nibbles-swapped")
 _faulty_scales("unsigned_codes_read_with_a_sign", "four bits are sign-extended",
-    lambda call: {"stored_as": "int4"} if _of_four_bits(call, "uint4") else {}, diagnosis="four-bits-with-a-sign")
+    lambda call: {"stored_as": "int4"} if _has_four_bit_codes(call, "uint4") else {}, diagnosis="four-bits-with-a-sign")
 _faulty_scales("signed_codes_read_without_a_sign", "four bits are masked, and not sign-extended",
-    lambda call: {"stored_as": "uint4"} if _of_four_bits(call, "int4") else {}, diagnosis="four-bits-without-a-sign")
+    lambda call: {"stored_as": "uint4"} if _has_four_bit_codes(call, "int4") else {},
+    diagnosis="four-bits-without-a-sign")
 _faulty_scales("swizzled_scales_read_in_rows", "the layout of the scales is not looked at", _swizzle_ignored,
     diagnosis="swizzled-scales-in-rows")
 _faulty_scales("small_codes_flushed_to_zero", "codes below the least normal number are flushed to zero",
@@ -447,15 +467,15 @@ _faulty_scales("zero_points_off_by_one", "the zero point is stored less 1, and r
     lambda call: {"key_zero": call["key_zero"] + 1} if call.get("key_zero") is not None else {},
     diagnosis="key-zero-points-one-too-large")
 _faulty_scales("powers_of_two_read_as_e4m3", "scales of MX blocks are read as those of NVFP4",
-    lambda call: _blocks_read_as(call, "float8_e8m0fnu", ml_dtypes.float8_e4m3fn),
+    lambda call: _reinterpret_block_scales(call, "float8_e8m0fnu", ml_dtypes.float8_e4m3fn),
     diagnosis="key-block-scales-in-other-format")
 _faulty_scales("e4m3_read_as_powers_of_two", "scales of NVFP4 blocks are read as those of MX",
-    lambda call: _blocks_read_as(call, "float8_e4m3fn", ml_dtypes.float8_e8m0fnu),
+    lambda call: _reinterpret_block_scales(call, "float8_e4m3fn", ml_dtypes.float8_e8m0fnu),
     diagnosis="key-block-scales-in-other-format")
 _faulty_scales("floats_of_4_bits_read_as_whole_numbers", "codes of FP4 meet the table of int4",
-    lambda call: {"stored_as": "int4"} if _of_four_bits(call, "mxfp4", "nvfp4") else {},
+    lambda call: {"stored_as": "int4"} if _has_four_bit_codes(call, "mxfp4", "nvfp4") else {},
     diagnosis="four-bits-as-whole-numbers")
-for _fault in forms.misread(
+for _fault in forms.reading_faults(
     ("8 bits", "value-scale-twice", "the output is off by a scale: flashinfer#4979"),
     ("8 bits", "key-scale-twice", "the scale is applied by two layers"),
     ("8 bits", "key-scale-divided", "descale passed for scale"),
@@ -463,7 +483,7 @@ for _fault in forms.misread(
     ("8 bits", "key-scale-ignored", "scales silently 1: sglang#20705"),
     ("8 bits", "value-scale-ignored", "scales silently 1: sglang#20705"),
     ("8 bits", "value-scale-ignored", "the scale of the values is not applied by the path that masks",
-        "values_unscaled_behind_a_mask", forms.has_any("mask", "key_lengths")),
+        "values_unscaled_behind_a_mask", forms.has_any_of("mask", "key_lengths")),
 ):
     mutant(**_fault)
 # fmt: on

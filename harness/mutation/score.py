@@ -29,18 +29,18 @@ from attncheck.diagnosis.case_evidence import Evidence
 from attncheck.execution.call import end_with_parent
 from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, MUTANTS, SUBJECTS
 from attncheck.mutation.judgement import (
-    MAX_WRONGLY,
+    MAX_WRONGLY_NAMED,
     NOT_NAMED,
-    OF_NUMBERS,
+    NUMERIC_TIERS,
     REFERENCE_CLASSES,
     RIGHTLY,
     RULES,
     WRONGLY,
     VariantRow,
-    how_named,
-    names_from,
+    diagnoses_by_subject,
+    naming_result,
 )
-from attncheck.mutation.mutant import WIDE, Control, Mutant, Subject
+from attncheck.mutation.mutant import WIDE_DTYPES, Control, Mutant, Subject
 from attncheck.mutation.unit import MAX_SCORES_FOR_ALL, Unit, UnitScorer
 from attncheck.reading.case import Case
 from attncheck.reading.selection import Selection
@@ -110,7 +110,7 @@ def run_sweep(sweep: Sweep, subjects: Mapping[str, Subject] = SUBJECTS) -> Sweep
     chosen = [subjects[name] for name in sweep.subjects]
     for unit in sweep.units:
         of_dtype = [subject for subject in chosen if unit.dtype in subject.dtypes and subject.is_shown_by(unit.case)]
-        asked = [subject for subject in of_dtype if _is_asked(subject, unit, sweep, swept)]
+        asked = [subject for subject in of_dtype if _should_run(subject, unit, sweep, swept)]
         mutants = {subject.name for subject in of_dtype if isinstance(subject, Mutant)}
         swept.spared |= {(name, unit.dtype) for name in mutants.difference(subject.name for subject in asked)}
         if asked:
@@ -129,7 +129,7 @@ def _run_unit(scorer: UnitScorer, asked: Sequence[Subject], sweep: Sweep, swept:
         evaluation = VariantRow.of(subject.name, of_unit, findings)
         swept.evaluations.append(evaluation)
         swept.counts[subject.name, unit.dtype, None if evaluation.stage is None else unit.seed] += 1
-        if any(finding.tier in OF_NUMBERS for finding in findings):
+        if any(finding.tier in NUMERIC_TIERS for finding in findings):
             failing.append(subject)
     for subject in failing if unit.is_for_all and unit.serves_naming else ():
         if len(swept.evidence.get(subject.name, ())) < sweep.stop_rule.names:
@@ -138,7 +138,7 @@ def _run_unit(scorer: UnitScorer, asked: Sequence[Subject], sweep: Sweep, swept:
                 swept.evidence[subject.name][unit.case.id, unit.dtype, unit.seed] = evidence
 
 
-def _is_asked(subject: Subject, unit: Unit, sweep: Sweep, swept: SweepResult) -> bool:
+def _should_run(subject: Subject, unit: Unit, sweep: Sweep, swept: SweepResult) -> bool:
     """Return whether a unit runs on a subject: on faults until enough cases catch and name them.
 
     Right variants run on a share of the cases, and on the first ones that distinguish them from the reference.
@@ -162,7 +162,7 @@ _THREADS = "OPENBLAS_NUM_THREADS"
 
 
 @contextmanager
-def in_processes(count: int) -> Iterator[Executor]:
+def process_pool(count: int) -> Iterator[Executor]:
     """Yield a pool of processes that run cases on subjects of the catalogue."""
     os.environ.setdefault(_THREADS, "1")  # each process has a core, and its products are small
     with ProcessPoolExecutor(count, get_context("spawn"), end_with_parent) as pool:
@@ -184,7 +184,7 @@ def run_mutants(
     run cases on subjects of the catalogue, with the same result.
     """
     units = [
-        Unit(redrawn(case, seed), dtype, seed)
+        Unit(redraw_case(case, seed), dtype, seed)
         for case in cases
         for seed in (seeds if case.random is not None else seeds[:1])
         for dtype in case.dtypes
@@ -239,7 +239,7 @@ def subjects_of(topics: Collection[str]) -> tuple[Subject, ...]:
     return (*faults, *CONTROLS, *EQUIVALENT)
 
 
-def redrawn(case: Case, seed: int) -> Case:
+def redraw_case(case: Case, seed: int) -> Case:
     """Return the case with its k-th fresh seed, or the case itself for k = 0."""
     if case.random is None or seed == 0:
         return case
@@ -304,9 +304,9 @@ class MutationFrames:
 
     @property
     def names_well(self) -> bool:
-        """True if the share of wrongly named faults is at most ``MAX_WRONGLY``."""
+        """True if the share of wrongly named faults is at most ``MAX_WRONGLY_NAMED``."""
         counts = self.naming()
-        return counts[WRONGLY] <= MAX_WRONGLY * sum(counts.values())
+        return counts[WRONGLY] <= MAX_WRONGLY_NAMED * sum(counts.values())
 
     def naming(self) -> dict[str, int]:
         """Count faults by how they are named."""
@@ -328,7 +328,7 @@ def summarise(
     swept: Sequence[SweepResult], subjects: Sequence[Subject], seeds: Sequence[int], *, exhaustive: bool = True
 ) -> MutationFrames:
     """Sum up the evaluations, the faults' names and the faults that skipped cases."""
-    names = {name: said for result in swept for name, said in names_from(result.evidence).items()}
+    names = {name: said for result in swept for name, said in diagnoses_by_subject(result.evidence).items()}
     spared = {pair for result in swept for pair in result.spared}
     evaluations: dict[tuple[str, str], list[VariantRow]] = defaultdict(list)
     for evaluation in (evaluation for result in swept for evaluation in result.evaluations):
@@ -338,14 +338,14 @@ def summarise(
         {**row, "spared": (subject.name, dtype) in spared}
         for subject in subjects
         for dtype in dtypes
-        if (row := _row(subject, dtype, evaluations.get((subject.name, dtype), ()), len(seeds), names))
+        if (row := _subject_row(subject, dtype, evaluations.get((subject.name, dtype), ()), len(seeds), names))
     ]
     every = [evaluation for group in evaluations.values() for evaluation in group]
-    rules = _rules(evaluations, subjects, dtypes if exhaustive else [])
-    return MutationFrames(every, _catches(evaluations), pd.DataFrame(rows), rules, exhaustive)
+    rules = _rule_frame(evaluations, subjects, dtypes if exhaustive else [])
+    return MutationFrames(every, _catch_frame(evaluations), pd.DataFrame(rows), rules, exhaustive)
 
 
-def _catches(evaluations: VariantRows) -> pd.DataFrame:
+def _catch_frame(evaluations: VariantRows) -> pd.DataFrame:
     rows = []
     for (subject, dtype), group in sorted(evaluations.items()):
         flagged = (evaluation for evaluation in group if evaluation.stage is not None)
@@ -361,7 +361,7 @@ def _join_sorted(names: Iterable[str]) -> str:
     return ", ".join(sorted(set(names)))
 
 
-def _row(
+def _subject_row(
     subject: Subject,
     dtype: str,
     evaluations: Sequence[VariantRow],
@@ -369,7 +369,7 @@ def _row(
     names: Mapping[str, Sequence[str]],
 ) -> dict[str, object]:
     """Return the row of a subject in a dtype; an empty row if the subject does not count in it."""
-    if not _counts(subject, dtype, reached=bool(evaluations)):
+    if not _is_counted(subject, dtype, reached=bool(evaluations)):
         return {}
     caught = [evaluation for evaluation in evaluations if evaluation.stage is not None]
     cases, stages = {evaluation.case for evaluation in caught}, {evaluation.stage for evaluation in caught}
@@ -391,24 +391,24 @@ def _row(
         "largest_ratio": max(ratios, default=math.nan),
         **{rule: any(rule in evaluation.rejects for evaluation in evaluations) for rule in RULES},
         "named": ", ".join(said),
-        "how_named": "" if isinstance(subject, Mutant) and subject.is_generated else how_named(subject, said),
+        "how_named": "" if isinstance(subject, Mutant) and subject.is_generated else naming_result(subject, said),
         "description": subject.description,
     }
 
 
-def _counts(subject: Subject, dtype: str, *, reached: bool) -> bool:
+def _is_counted(subject: Subject, dtype: str, *, reached: bool) -> bool:
     """Return whether a subject counts in a dtype. Few cases are about 16 bits: there, some case has to reach it."""
-    return dtype in subject.dtypes and (reached or dtype in WIDE)
+    return dtype in subject.dtypes and (reached or dtype in WIDE_DTYPES)
 
 
-def _rules(evaluations: VariantRows, subjects: Sequence[Subject], dtypes: Sequence[str]) -> pd.DataFrame:
+def _rule_frame(evaluations: VariantRows, subjects: Sequence[Subject], dtypes: Sequence[str]) -> pd.DataFrame:
     """Count, per rule, mutants that any case catches, and rejected evaluations (all stages of a case) of controls."""
     rows = []
     for dtype in dtypes:
         groups = [(subject, evaluations.get((subject.name, dtype), ())) for subject in subjects]
         faults = [(subject, group) for subject, group in groups if isinstance(subject, Mutant)]
         controls = [evaluation for subject, group in groups if isinstance(subject, Control) for evaluation in group]
-        mutants = sum(_counts(subject, dtype, reached=bool(group)) for subject, group in faults)
+        mutants = sum(_is_counted(subject, dtype, reached=bool(group)) for subject, group in faults)
         for rule in ("caught", *RULES):
             caught = sum(
                 any(evaluation.complete and rule in evaluation.rejects for evaluation in group) for _, group in faults
@@ -448,7 +448,7 @@ def run(
     Also returns the exit code. Raises ``UsageError`` for a topic that does not exist.
     """
     subjects = subjects_of(topics)
-    with in_processes(processes or available_processors()) as pool:
+    with process_pool(processes or available_processors()) as pool:
         frames = run_mutants(selection.cases, seeds, pool=pool, subjects=subjects, exhaustive=exhaustive)
     is_good = frames.survivors.empty and frames.flagged.empty and frames.names_well
     code = ExitCode.BAD_INPUT if selection.faults else ExitCode.AGREE if is_good else ExitCode.DISAGREE

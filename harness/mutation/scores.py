@@ -19,7 +19,17 @@ from attncheck.backends.contract import EmptyRows, Stages
 from attncheck.diagnosis.readings_of_scores import is_masked
 from attncheck.mutation import forms, kernel
 from attncheck.mutation.kernel import Array
-from attncheck.mutation.mutant import EVERY, KERNELS, ROUNDED, WIDE, Steps, equivalent, mutant, numpy_with, within
+from attncheck.mutation.mutant import (
+    ALL_BUT_BFLOAT16,
+    KERNEL_DTYPES,
+    ROUNDED,
+    WIDE_DTYPES,
+    Steps,
+    equivalent,
+    mutant,
+    numpy_with,
+    rebind_globals,
+)
 from attncheck.reading.problem import Problem
 from attncheck.spec import BY_SCORE, LOGITS, STAGES
 
@@ -27,7 +37,7 @@ _faulty_scale = partial(mutant, "scale", at="scores")
 _faulty_scores = partial(mutant, "scores", at="raw_scores")
 
 
-def _factor(change: Callable[[float], float]) -> Steps:
+def _change_factor(change: Callable[[float], float]) -> Steps:
     """Change the factor, default or explicit."""
     return {"_scale_of": lambda query, scale: change(backend._scale_of(query, scale))}
 
@@ -40,7 +50,7 @@ def _default_scale(default: Callable[[Array], float]) -> Steps:
 _faulty_rotary = partial(mutant, "rotary", at="rotated_query")
 
 
-def _by_default(problem: Problem) -> bool:
+def _has_default_scale(problem: Problem) -> bool:
     """Return whether a problem leaves the scale to its default."""
     return problem.options.get("scale") is None and "head_scale" not in problem.inputs
 
@@ -48,17 +58,17 @@ def _by_default(problem: Problem) -> bool:
 _faulty_other_scores = partial(mutant, "other scores", at="scores")
 
 
-def _computing(function: str, name: str) -> Callable[[Callable[[Array], Array]], Steps]:
+def _replace_numpy_function(function: str, name: str) -> Callable[[Callable[[Array], Array]], Steps]:
     """Return the form in which a function of the backend uses another one of a name than NumPy's."""
     return lambda change: {f"{function}.np": numpy_with(**{name: change})}
 
 
-_activation, _tanh = _computing("additive_scores", "tanh"), _computing("_cap", "tanh")
-_exponential = _computing("_softmax_with_sinks", "exp")
+_activation, _tanh = _replace_numpy_function("additive_scores", "tanh"), _replace_numpy_function("_cap", "tanh")
+_exponential = _replace_numpy_function("_softmax_with_sinks", "exp")
 
 
-def _of_parts(hidden: Callable[[Array, Array, Array | float], Array]) -> Steps:
-    """Make the hidden layer in another way, by ``hidden(query_part, key_part, bias)``."""
+def _change_hidden(hidden: Callable[[Array, Array, Array | float], Array]) -> Steps:
+    """Replace the hidden layer by ``hidden(query_part, key_part, bias)``."""
 
     def score(
         query: Array, key: Array, query_weight: Array, key_weight: Array, score_vector: Array, *, score_bias: Any = None
@@ -79,17 +89,17 @@ def additive_bias_after_tanh(
     return stages if score_bias is None else {"scores": stages["scores"] + score_bias @ score_vector}
 
 
-def _lengths(norm: Callable[..., Array]) -> Steps:
-    """Divide by other lengths than those of the vectors."""
+def _replace_lengths(norm: Callable[..., Array]) -> Steps:
+    """Replace the lengths by which vectors are divided."""
     return {"cosine_scores.np": numpy_with(linalg=SimpleNamespace(norm=norm))}
 
 
-def _lengths_read_as(change: Callable[[Array], Array]) -> Steps:
-    """Change the length that vectors are divided by."""
-    return _lengths(lambda vectors, **axes: change(np.asarray(np.linalg.norm(vectors, **axes))))
+def _change_lengths(change: Callable[[Array], Array]) -> Steps:
+    """Change the lengths by which vectors are divided."""
+    return _replace_lengths(lambda vectors, **axes: change(np.asarray(np.linalg.norm(vectors, **axes))))
 
 
-def _divided(is_divided: Callable[[str], bool]) -> Steps:
+def _divide_one_operand(is_divided: Callable[[str], bool]) -> Steps:
     """Divide only one of the two by their lengths: ``is_divided`` of its name, ``query`` or ``key``."""
 
     def score(query: Array, key: Array, *, scale: float | None = None) -> Stages:
@@ -100,7 +110,7 @@ def _divided(is_divided: Callable[[str], bool]) -> Steps:
             return lengths if is_divided(next(names)) else np.ones_like(lengths)
 
         library = numpy_with(linalg=SimpleNamespace(norm=norm))
-        as_they_are = within(backend.cosine_scores, np=library, _near_one=lambda vectors: vectors)
+        as_they_are = rebind_globals(backend.cosine_scores, np=library, _near_one=lambda vectors: vectors)
         stages: Stages = as_they_are(query, key, scale=scale)
         return stages
 
@@ -174,11 +184,6 @@ _faulty_denominator = partial(mutant, "denominator", at="weights")
 _faulty_precision = partial(mutant, "precision", at="weights")
 
 
-def _with_relative_error(size: float) -> Callable[[Array], Array]:
-    """Add a relative error of up to ``size`` to every exponential, each another, so that they do not cancel."""
-    return lambda shifted: np.asarray(np.exp(shifted) * (1 + size * np.sin(97 * shifted + 1)))
-
-
 @_faulty_softmax(_exponential, at="weights", **ROUNDED)
 def exp_by_a_parabola(shifted: Array) -> Array:
     """2^fraction by a quadratic"""
@@ -195,29 +200,29 @@ def _softmax_over_axis(axis: int) -> Steps:
         turned = np.swapaxes(logits, axis, -1)
         return backend.softmax(logits) | {"weights": np.swapaxes(backend.softmax(turned)["weights"], axis, -1)}
 
-    return forms.normalised(normalise)
+    return forms.replace_softmax(normalise)
 
 
-@_faulty_softmax(forms.normalised, at="log_sum_exp", diagnosis="log-sum-exp-without-maximum")
+@_faulty_softmax(forms.replace_softmax, at="log_sum_exp", diagnosis="log-sum-exp-without-maximum")
 def log_sum_exp_without_maximum(logits: Array) -> Stages:
     """log of the shifted sum alone"""
-    stages, exponentials = forms.with_exponentials(logits)
+    stages, exponentials = forms.softmax_and_exponentials(logits)
     maximum = backend._row_maximum(logits)
     total = np.where(maximum == -np.inf, 1, backend._row_sum(exponentials))
     return stages | {"log_sum_exp": np.where(np.isinf(maximum), maximum, np.log(total))[..., 0]}
 
 
-def _plus(epsilon: float) -> Steps:
-    return {_TOTAL: lambda exponentials: np.asarray(backend._row_sum(exponentials) + epsilon)}
+def _add_epsilon(epsilon: float) -> Steps:
+    return {_ROW_SUM_STEP: lambda exponentials: np.asarray(backend._row_sum(exponentials) + epsilon)}
 
 
-_TOTAL = "_softmax_with_sinks._row_sum"
+_ROW_SUM_STEP = "_softmax_with_sinks._row_sum"
 """What adds the exponentials up."""
 _EPSILON = "an epsilon against division by zero"
 
 
 @equivalent(
-    forms.normalised,
+    forms.replace_softmax,
     defect="a clamp that has nothing to clamp",
     proof="All terms are at least 0, so every rounded partial sum is at least each of its terms (rounding is "
     "monotone), and a quotient of two numbers of which the divisor is not smaller does not round above 1. NaN stays "
@@ -238,10 +243,10 @@ def exponent_clipped_at_zero(shifted: Array) -> Array:
     return np.asarray(np.exp(np.minimum(shifted, 0)))
 
 
-_valued = partial(mutant, "special values", dtypes=KERNELS, at="biased")
+_faulty_values = partial(mutant, "special values", dtypes=KERNEL_DTYPES, at="biased")
 
 
-@_valued(forms.normalised, at="weights", defect="a row of finfo.min gives NaN: pytorch#109517, #110213")
+@_faulty_values(forms.replace_softmax, at="weights", defect="a row of finfo.min gives NaN: pytorch#109517, #110213")
 def row_of_least_finite_numbers_is_nan(logits: Array) -> Stages:
     """Subtract a row's maximum that is itself minus infinity."""
     stages, maximum = backend.softmax(logits), backend._row_maximum(logits)
@@ -249,8 +254,8 @@ def row_of_least_finite_numbers_is_nan(logits: Array) -> Stages:
     return stages | {"weights": np.where(is_lost, np.nan, stages["weights"]).astype(logits.dtype)}
 
 
-@_valued(
-    forms.logits_read_as,
+@_faulty_values(
+    forms.change_logits,
     at="weights",
     defect="structure: the maximum's place is kept, and its equals in later tiles are left out",
 )
@@ -262,8 +267,8 @@ def far_ties_of_the_maximum_forgotten(logits: Array) -> Array:
     return np.where(is_largest & (keys >= first + 16), -np.inf, logits)
 
 
-@_valued(
-    forms.logits_read_as,
+@_faulty_values(
+    forms.change_logits,
     at="weights",
     defect="structure: a tile is read where its maximum is above the running one, and otherwise where it is below",
 )
@@ -288,16 +293,20 @@ def _nan_from_a_first_tile(tile: int) -> Steps:
         is_lost = np.isneginf(first) & ~np.isneginf(rest)
         return stages | {"weights": np.where(is_lost, np.nan, stages["weights"]).astype(logits.dtype)}
 
-    return forms.normalised(normalise)
+    return forms.replace_softmax(normalise)
 
 
 def _softmax_of_unmasked(change: Callable[[Array, Array], Array]) -> Steps:
     """Compute the softmax of other logits, ``change(logits, unmasked)``; the operation softmax masks nothing."""
-    alone = forms.logits_read_as(lambda logits: change(logits, logits))
-    return alone | forms.in_attention(lambda call: forms.logits_read_as(lambda logits: change(logits, call.unmasked)))
+    alone = forms.change_logits(lambda logits: change(logits, logits))
+    return alone | forms.steps_of_attention(
+        lambda call: forms.change_logits(lambda logits: change(logits, call.unmasked))
+    )
 
 
-@_valued(forms.averaged, at="context", defect="a query that holds NaN makes its neighbour NaN: pytorch#160064's kind")
+@_faulty_values(
+    forms.replace_average, at="context", defect="a query that holds NaN makes its neighbour NaN: pytorch#160064's kind"
+)
 def nan_in_a_query_spreads(logits: Array, weights: Array, value: Array) -> Array:
     """Spread a NaN in the scores of one query to the query before it, which shares a register."""
     output = weights @ value
@@ -308,13 +317,13 @@ def nan_in_a_query_spreads(logits: Array, weights: Array, value: Array) -> Array
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
 # Rows, laid out by hand: the reading that is computed, the defect in the wild, and a name and where, if not everywhere.
-for _fault in forms.misread(
+for _fault in forms.reading_faults(
     ("scale", "scale-one", "sqrt(d) missing: mlc-llm#3426, cntkx#10, MONAI GenerativeModels#146", "scale_missing",
-        _by_default),
+        _has_default_scale),
     ("scale", "scale-twice", "scaled query and scaled scores: pytorch#174049 as reported"),
-    ("scale", "scale-inverse-width", "1/d for 1/sqrt(d)", "scale_without_root", _by_default),
+    ("scale", "scale-inverse-width", "1/d for 1/sqrt(d)", "scale_without_root", _has_default_scale),
     ("scale", "scale-inverse-root-of-HD", "1/sqrt(H d), the model's width for the head's", "scale_of_model_width",
-        _by_default),
+        _has_default_scale),
     ("scale", "scale-times-default", "the argument multiplies 1/sqrt(d) instead of replacing it",
         "explicit_scale_times_default", lambda problem: problem.options.get("scale") is not None),
     ("scale", "scale-default", "`scale or default`: zero is falsy in Python", "scale_zero_taken_for_absent",
@@ -326,17 +335,17 @@ for _fault in forms.misread(
     ("other scores", "score-weight-transposed", "W^T for W, silent where W is square (Luong, general)"),
     ("other scores", "score-weight-ignored", "the dot score for the general one where W is square"),
     ("other scores", "score-bias-missing", "structure: the bias of the bilinear layer has no effect",
-        "bilinear_bias_ignored", forms.of_operation("general_attention")),
+        "bilinear_bias_ignored", forms.is_operation("general_attention")),
     ("other scores", "score-bias-missing", "the hidden layer's bias has no effect", "additive_bias_ignored",
-        forms.of_operation("additive_attention")),
+        forms.is_operation("additive_attention")),
     ("other scores", "score-bias-negated", "structure: the bias is subtracted, as one of the other side"),
     ("other scores", "score-bias-of-first-head", "structure: the bias of the first head serves all"),
     ("other scores", "scale-times-default", "1/sqrt(d) once more: cntkx#10's kind", "cosine_scaled_by_the_width",
-        forms.of_operation("cosine_attention")),
+        forms.is_operation("cosine_attention")),
     ("attention by score", "score-scaled", "1/sqrt(D) of the dot product is applied to a score that has no scale",
-        "additive_scores_over_root_of_width", forms.of_operation("additive_attention")),
+        "additive_scores_over_root_of_width", forms.is_operation("additive_attention")),
     ("attention by score", "score-scaled", "1/sqrt(D) of the dot product beside the bilinear weight",
-        "bilinear_scores_over_root_of_width", forms.of_operation("general_attention")),
+        "bilinear_scores_over_root_of_width", forms.is_operation("general_attention")),
     ("attention by score", "score-weights-exchanged",
         "structure: Wq k + Wk q, silent where both weights have one shape"),
     ("attention by score", "score-query-weight-transposed",
@@ -346,20 +355,20 @@ for _fault in forms.misread(
     *(
         ("attention by score", "value-read-as-key",
             "structure: the encoder's states are keys and values in the paper, and so the keys are averaged",
-            f"keys_averaged_by_{name}", forms.of_operation(name))
+            f"keys_averaged_by_{name}", forms.is_operation(name))
         for name in BY_SCORE
     ),
     ("softcap", "softcap-of-raw-scores", "the cap bounds raw scores: vllm#7425's kind"),
     ("softcap", "softcap-ignored", "the argument is not passed on: vllm#7425"),
     ("softcap", "softcap-ignored", "a bias takes another path, which knows no cap",
-        "softcap_dropped_when_a_bias_is_given", forms.has_any("bias")),
+        "softcap_dropped_when_a_bias_is_given", forms.has_any_of("bias")),
     ("softcap", "softcap-ignored", "a mask takes another path, which knows no cap",
         "softcap_dropped_when_something_is_masked", is_masked),
     ("bias", "bias-scaled", "(q k + b) scale for q k scale + b: TransformerEngine#236"),
     ("bias", "bias-times-ln2", "an exp2 kernel forgot log2(e) on the bias: segment-anything-fast#71"),
     ("bias", "bias-of-batch-for-heads", "(H, Lq, Lk) read as (B, Lq, Lk) where B == H: mlx-lm#1903, onnx#8108"),
     ("bias", "bias-ignored", "only one of mask and bias is used: onnxruntime#14363's kind",
-        "bias_dropped_when_a_mask_is_given", forms.has_any("mask")),
+        "bias_dropped_when_a_mask_is_given", forms.has_any_of("mask")),
     ("sinks", "sinks-by-key-heads",
         "query heads of a group as rows of one tile read the sink of the tile: sgl-kernel-xpu#254"),
     ("sinks", "sinks-twice", "each of two splits of the keys counts the sink: rocm-libraries#12229"),
@@ -370,9 +379,9 @@ for _format, _store, _where in (
     ("bfloat16", kernel.bfloat16, ""), ("TF32", kernel.tf32, ""),
     ("float16", kernel.float16, ": kvpress#268, pytorch#60939"),
 ):
-    _faulty_scores(forms.scores_read_as, f"scores_stored_in_{_format.lower()}",
+    _faulty_scores(forms.change_scores, f"scores_stored_in_{_format.lower()}",
         f"scores written to memory in {_format}{_where}", _store, at="scores", **ROUNDED)
-_faulty_scores(forms.scores_read_as, "scores_squared", "logits multiplied by logits: keras#20510",
+_faulty_scores(forms.change_scores, "scores_squared", "logits multiplied by logits: keras#20510",
     lambda scores: np.asarray(scores * scores), at="scores", diagnosis="scores-squared")
 _faulty_scores("dot_scores._dot", "scores_transposed_where_square",
     "K Q^T for Q K^T, silent where Lq == Lk: diffusers#14341's kind",
@@ -380,18 +389,19 @@ _faulty_scores("dot_scores._dot", "scores_transposed_where_square",
         else backend._dot(query, key), diagnosis="query-and-key-exchanged")
 _faulty_scale(_default_scale, "scale_of_width_plus_one", "1/sqrt(d + 1) for 1/sqrt(d)",
     lambda query: 1 / math.sqrt(query.shape[-1] + 1), diagnosis="scale-fitted")
-_faulty_scale(_factor, "scale_off_by_1e_6", "a constant printed with six digits",
-    lambda scale: scale * (1 + 1e-06), dtypes=WIDE, diagnosis="scale-fitted")
-_faulty_scale(_factor, "scale_off_by_1e_5", "a constant printed with five digits",
-    lambda scale: scale * (1 + 1e-05), dtypes=WIDE, diagnosis="scale-fitted")
-_faulty_scale(_factor, "scale_in_bfloat16", "the factor is computed in the storage type: MONAI GenerativeModels#146",
-    lambda scale: float(kernel.bfloat16(np.array(scale))), dtypes=WIDE, diagnosis="scale-fitted")
-_faulty_scale(_factor, "scale_in_float32", "tf.cast(1/sqrt(d), float64) passes a Python float through float32",
+_faulty_scale(_change_factor, "scale_off_by_1e_6", "a constant printed with six digits",
+    lambda scale: scale * (1 + 1e-06), dtypes=WIDE_DTYPES, diagnosis="scale-fitted")
+_faulty_scale(_change_factor, "scale_off_by_1e_5", "a constant printed with five digits",
+    lambda scale: scale * (1 + 1e-05), dtypes=WIDE_DTYPES, diagnosis="scale-fitted")
+_faulty_scale(_change_factor, "scale_in_bfloat16",
+    "the factor is computed in the storage type: MONAI GenerativeModels#146",
+    lambda scale: float(kernel.bfloat16(np.array(scale))), dtypes=WIDE_DTYPES, diagnosis="scale-fitted")
+_faulty_scale(_change_factor, "scale_in_float32", "tf.cast(1/sqrt(d), float64) passes a Python float through float32",
     lambda scale: float(kernel.float32(np.array(scale))), dtypes=("float64",),
     diagnosis=("scale-fitted", "accuracy-of-float32"))
-_faulty_scale(forms.in_attention, "scale_applied_after_mask",
+_faulty_scale(forms.steps_of_attention, "scale_applied_after_mask",
     "-inf is scaled too: NaN at scale 0, inf at a negative one (onnx#7865's kind)",
-    lambda call: forms.filled(lambda biased, allowed, masks: np.where(allowed, biased,
+    lambda call: forms.change_fill(lambda biased, allowed, masks: np.where(allowed, biased,
         np.asarray(-np.inf * np.float64(call.factor), biased.dtype))),
     at="masked", diagnosis="fill-minus-infinity")
 _faulty_scores("dot_scores._dot", "query_and_key_in_tf32",
@@ -400,7 +410,7 @@ _faulty_scores("dot_scores._dot", "query_and_key_in_tf32",
 _faulty_scores("dot_scores._dot", "scores_accumulated_in_float16",
     "float16 running sums: metal-flash-attention#8, ultralytics#24990",
     lambda query, key: kernel.sequential_matmul(query, np.swapaxes(key, -1, -2), store=kernel.float16), **ROUNDED)
-_faulty_rotary(forms.in_attention, "rotary_positions_without_the_past",
+_faulty_rotary(forms.steps_of_attention, "rotary_positions_without_the_past",
     "the offset is no part of the key of a cache of angles: rotary-embedding-torch#11",
     lambda call: {"_rotate": lambda inputs, cos, sin, interleaved: backend._rotate(inputs, call.rotary_cos,
         call.rotary_sin, interleaved)}, diagnosis=("rotary-without-past", "rotary-without-offsets"))
@@ -410,9 +420,9 @@ _faulty_rotary("_rotate", "rotary_sine_of_a_padded_width",
         if 1 << (sin.shape[-1] - 1).bit_length() == sin.shape[-1] else np.zeros_like(sin), interleaved))
 _faulty_rotary("attention_gradients._rotate", "rotary_gradient_not_turned_back", "the way back leaves the rotation out",
     lambda inputs, cos, sin, interleaved: inputs, at="grad_query")
-_faulty_other_scores(_of_parts, "additive_tanh_of_each_part", "tanh(q Wq) + tanh(k Wk) for tanh(q Wq + k Wk)",
+_faulty_other_scores(_change_hidden, "additive_tanh_of_each_part", "tanh(q Wq) + tanh(k Wk) for tanh(q Wq + k Wk)",
     lambda query_part, key_part, bias: np.tanh(query_part + bias) + np.tanh(key_part + bias))
-_faulty_other_scores(lambda change: _lengths_read_as(change) | {"cosine_scores._near_one": lambda vectors: vectors},
+_faulty_other_scores(lambda change: _change_lengths(change) | {"cosine_scores._near_one": lambda vectors: vectors},
     "cosine_divided_by_squared_lengths", "the root of the squared length is missing",
     lambda lengths: np.asarray(lengths * lengths), diagnosis="cosine-times-inverse-lengths")
 _faulty_other_scores("general_scores", "bilinear_bias_added_to_the_weight",
@@ -422,28 +432,28 @@ _faulty_other_scores("general_scores", "bilinear_bias_added_to_the_weight",
 _faulty_other_scores("general_scores._dot", "bilinear_product_in_tf32",
     "the first of two products in TF32: pytorch#161022",
     lambda projected, key: backend._dot(kernel.tf32(projected), key), **ROUNDED)
-_faulty_other_scores(_of_parts, "additive_parts_multiplied", "tanh(q Wq * k Wk): the parts are mixed by product",
+_faulty_other_scores(_change_hidden, "additive_parts_multiplied", "tanh(q Wq * k Wk): the parts are mixed by product",
     lambda query_part, key_part, bias: np.asarray(np.tanh(query_part * key_part + bias)))
 _faulty_other_scores(_activation, "additive_tanh_missing", "the hidden layer is linear", lambda hidden: hidden)
 _faulty_other_scores(_activation, "additive_tanh_by_pade", "x(27 + x^2)/(27 + 9x^2) for tanh", kernel.tanh_by_pade)
 _faulty_other_scores(_activation, "additive_tanh_in_float16", "tanh looked up in float16",
     lambda hidden: kernel.float16(np.tanh(hidden)), **ROUNDED)
 _faulty_other_scores(_activation, "additive_tanh_off_by_1e_5", "a polynomial tanh of five digits",
-    lambda hidden: np.asarray(np.tanh(hidden) * (1 + 1e-05 * np.sin(97 * hidden))), dtypes=WIDE)
+    lambda hidden: np.asarray(np.tanh(hidden) * (1 + 1e-05 * np.sin(97 * hidden))), dtypes=WIDE_DTYPES)
 _faulty_other_scores(_activation, "additive_tanh_by_ratio", "(e^2x - 1)/(e^2x + 1) overflows: vllm#56578",
     kernel.tanh_by_ratio)
-_faulty_other_scores(_divided, "cosine_of_an_undivided_query", "only the keys are normalised",
+_faulty_other_scores(_divide_one_operand, "cosine_of_an_undivided_query", "only the keys are normalised",
     lambda name: name != "query", diagnosis="cosine-times-length-of-query")
-_faulty_other_scores(_divided, "cosine_of_an_undivided_key", "only the queries are normalised",
+_faulty_other_scores(_divide_one_operand, "cosine_of_an_undivided_key", "only the queries are normalised",
     lambda name: name != "key", diagnosis="cosine-times-length-of-key")
-_faulty_other_scores(_lengths, "cosine_of_lengths_over_the_first_axis",
+_faulty_other_scores(_replace_lengths, "cosine_of_lengths_over_the_first_axis",
     "lengths over the vectors, not over their features",
     lambda vectors, **axes: np.asarray(np.linalg.norm(vectors, axis=-2, keepdims=True)))
-_faulty_other_scores(_lengths_read_as, "cosine_with_1e_6_added_to_lengths", "an epsilon against division by zero",
-    lambda lengths: np.asarray(lengths + np.asarray(1e-06, lengths.dtype)), dtypes=WIDE)
-_faulty_other_scores(_lengths_read_as, "cosine_of_lengths_of_at_least_one", "an epsilon of 1 as the least length",
+_faulty_other_scores(_change_lengths, "cosine_with_1e_6_added_to_lengths", "an epsilon against division by zero",
+    lambda lengths: np.asarray(lengths + np.asarray(1e-06, lengths.dtype)), dtypes=WIDE_DTYPES)
+_faulty_other_scores(_change_lengths, "cosine_of_lengths_of_at_least_one", "an epsilon of 1 as the least length",
     lambda lengths: np.maximum(lengths, 1))
-_faulty_other_scores(_lengths_read_as, "cosine_of_lengths_in_float16", "lengths kept in 16 bits",
+_faulty_other_scores(_change_lengths, "cosine_of_lengths_in_float16", "lengths kept in 16 bits",
     lambda lengths: kernel.float16(lengths), **ROUNDED)
 _faulty_other_scores("cosine_scores", "cosine_divided_by_the_scale", "a temperature is taken for its inverse",
     lambda query, key, *, scale=None: backend.cosine_scores(query, key, scale=1 / scale if scale else scale),
@@ -451,17 +461,18 @@ _faulty_other_scores("cosine_scores", "cosine_divided_by_the_scale", "a temperat
 for _name in ("additive_attention", "general_attention"):
     _faulty_by_score(_on_padded_keys, f"padded_keys_zeroed_before_{_name}",
         "structure: padded annotations are set to zero, and take part in the softmax", _name)
-_faulty_sinks(forms.gradients_read_as, "sinks_without_a_gradient", "no gradient for the sink: flash-attention#1973",
+_faulty_sinks(forms.change_gradients, "sinks_without_a_gradient", "no gradient for the sink: flash-attention#1973",
     lambda gradients: {name: np.zeros_like(rows) if name == "grad_sinks" else rows for name, rows in gradients.items()},
     at="grad_sinks", diagnosis="gradient-of-sinks-zero")
-_faulty_softcap(forms.in_attention, "softcap_after_the_mask",
+_faulty_softcap(forms.steps_of_attention, "softcap_after_the_mask",
     "-inf becomes -cap, and masked keys get weights: onnx#7865, onnxruntime#28379",
-    lambda call: {} if call.softcap is None else forms.filled(lambda biased, allowed, masks: np.where(allowed, biased,
+    lambda call: {} if call.softcap is None else forms.change_fill(
+        lambda biased, allowed, masks: np.where(allowed, biased,
         np.asarray(-call.softcap, biased.dtype))),
     at="masked", diagnosis="softcap-after-masked")
-_faulty_softcap(forms.in_attention, "softcap_after_the_bias",
+_faulty_softcap(forms.steps_of_attention, "softcap_after_the_bias",
         "the bias is capped together with the scores: onnx#7865's kind",
-    lambda call: {} if call.softcap is None else forms.bias_added(lambda scores, bias, masks:
+    lambda call: {} if call.softcap is None else forms.replace_bias_addition(lambda scores, bias, masks:
         backend._cap(np.asarray(call.stages["scores"] + bias), call.softcap)),
     at="biased", diagnosis="softcap-after-biased")
 _faulty_softcap("_cap", "softcap_applied_twice", "by the caller and by the kernel",
@@ -477,38 +488,41 @@ _faulty_softcap("_cap", "softcap_by_softsign", "c s / (c + |s|), another bounded
     diagnosis="softcap-by-softsign")
 _faulty_softcap(_tanh, "softcap_by_a_ratio_of_exponentials", "(e^2x - 1) / (e^2x + 1) overflows: vllm#56578",
     kernel.tanh_by_ratio)
-_faulty_softcap(_tanh, "softcap_by_pade", "a rational approximation of tanh", kernel.tanh_by_pade, dtypes=WIDE)
+_faulty_softcap(_tanh, "softcap_by_pade", "a rational approximation of tanh", kernel.tanh_by_pade, dtypes=WIDE_DTYPES)
 _faulty_softcap(_tanh, "softcap_in_bfloat16", "tanh evaluated in bfloat16",
     lambda argument: kernel.bfloat16(np.tanh(kernel.bfloat16(argument))), **ROUNDED)
 _faulty_softcap(_tanh, "softcap_tanh_in_float16", "tanh.approx: eleven bits",
     lambda argument: kernel.float16(np.tanh(argument)), **ROUNDED)
-_faulty_bias(forms.filled, "bias_added_after_a_finite_mask",
+_faulty_bias(forms.change_fill, "bias_added_after_a_finite_mask",
     "-1e4 first, then a bias that can lift it: Automodel#2658's planes",
     lambda biased, allowed, masks: np.where(allowed, biased, np.asarray(-10000.0, biased.dtype) + (np.zeros((),
         biased.dtype) if masks["bias"] is None else masks["bias"])),
     at="masked", diagnosis="masked-at-minus-1e4")
 for _size, _digits, _named in (
-    (1e-6, "six digits: pytorch#115151's kind", {"dtypes": WIDE}), (1e-5, "five digits", {"dtypes": WIDE}),
+    (1e-6, "six digits: pytorch#115151's kind", {"dtypes": WIDE_DTYPES}),
+    (1e-5, "five digits", {"dtypes": WIDE_DTYPES}),
     (1e-4, "four digits", ROUNDED),
 ):
     _faulty_softmax(_exponential, f"exp_off_by_{_size:.0e}".replace("-0", "_"), f"a polynomial exp of {_digits}",
-        _with_relative_error(_size), **_named)
+        partial(lambda size, shifted: np.asarray(np.exp(shifted) * (1 + size * np.sin(97 * shifted + 1))), _size),
+        **_named)  # the errors differ, so that they do not cancel
 for _axis, _which, _where in ((-2, "queries", "annotated_deep_learning#146"), (1, "heads", "fastNLP#254"),
     (0, "batch", "PyTorch-NLP#2")):
     _faulty_softmax(_softmax_over_axis, f"softmax_over_{_which}", f"wrong axis: {_where}", _axis,
         diagnosis=f"softmax-over-{_which}")
-_faulty_softmax(forms.normalised, "log_sum_exp_in_float16", "statistics kept in 16 bits",
+_faulty_softmax(forms.replace_softmax, "log_sum_exp_in_float16", "statistics kept in 16 bits",
     lambda logits: (stages := backend.softmax(logits)) | {"log_sum_exp": kernel.float16(stages["log_sum_exp"])},
     at="log_sum_exp", **ROUNDED)
 for _name, _defect, _dtypes, _epsilon in (
-    ("one_added_to_the_sum", "1 for exp(-max): AttentionIsOFFByOne#5", EVERY, 1.0),
+    ("one_added_to_the_sum", "1 for exp(-max): AttentionIsOFFByOne#5", ALL_BUT_BFLOAT16, 1.0),
     ("sum_plus_1e_9", _EPSILON, ("float64",), 1e-9),
-    ("sum_plus_1e_6", _EPSILON, WIDE, 1e-6),
-    ("sum_plus_1e_3", _EPSILON, WIDE, 1e-3),
+    ("sum_plus_1e_6", _EPSILON, WIDE_DTYPES, 1e-6),
+    ("sum_plus_1e_3", _EPSILON, WIDE_DTYPES, 1e-3),
 ):
-    _faulty_denominator(_plus, _name, _defect, _epsilon, dtypes=_dtypes, diagnosis=f"denominator-plus-{_epsilon:g}")
+    _faulty_denominator(_add_epsilon, _name, _defect, _epsilon, dtypes=_dtypes,
+        diagnosis=f"denominator-plus-{_epsilon:g}")
 equivalent(
-    _plus,
+    _add_epsilon,
     defect=_EPSILON,
     proof="The largest term is exp(0) = 1 exactly, so the sum is at least 1, where half a unit in the last place is "
     "6e-8 in float32 and more in 16 bits: adding 1e-9 to it rounds to the sum itself, bit for bit.",
@@ -521,66 +535,68 @@ for _name, _defect, _store in (
     ("weights_in_tf32", "P V in TF32: pytorch#161022", kernel.tf32),
     ("weights_truncated_to_bfloat16", "a shift for a rounding conversion", kernel.truncated_bfloat16),
 ):
-    _faulty_precision(forms.weights_read_as, _name, _defect, _store, **ROUNDED)
+    _faulty_precision(forms.change_weights, _name, _defect, _store, **ROUNDED)
 for _format, _seen in (("float16", ": metal-flash-attention#8"), ("bfloat16", "")):
     _faulty_precision("attention._weighted_sum", f"values_accumulated_in_{_format}",
         f"P V with {_format} running sums{_seen}",
         partial(kernel.sequential_matmul, store=getattr(kernel, _format)), at="context", **ROUNDED)
-_faulty_softmax(forms.maximum_read_as, "maximum_not_subtracted", "exp overflows above 88 (709 in float64)",
+_faulty_softmax(forms.replace_maximum, "maximum_not_subtracted", "exp overflows above 88 (709 in float64)",
     lambda logits: np.zeros_like(backend._row_maximum(logits)))
-_faulty_softmax(forms.in_attention, "maximum_over_masked_keys",
+_faulty_softmax(forms.steps_of_attention, "maximum_over_masked_keys",
     "the maximum includes what is masked: everything kept underflows",
-    lambda call: {"_softmax_with_sinks": within(backend._softmax_with_sinks, **forms.maximum_read_as(lambda logits:
+    lambda call: {"_softmax_with_sinks": rebind_globals(
+        backend._softmax_with_sinks, **forms.replace_maximum(lambda logits:
         backend._row_maximum(call.unmasked)))})
-_faulty_softmax(forms.maximum_read_as, "maximum_starts_at_zero",
+_faulty_softmax(forms.replace_maximum, "maximum_starts_at_zero",
     "the running maximum starts at 0: rows far below it underflow",
     lambda logits: np.maximum(backend._row_maximum(logits), 0))
-_faulty_softmax(forms.maximum_read_as, "maximum_starts_at_minus_5e4", "a finite sentinel for -inf: flashinfer#4267",
+_faulty_softmax(forms.replace_maximum, "maximum_starts_at_minus_5e4", "a finite sentinel for -inf: flashinfer#4267",
     lambda logits: np.asarray(np.maximum(backend._row_maximum(logits), np.asarray(-5e4, logits.dtype))))
 _faulty_softmax(_exponential, "exp_with_coarse_log2e", "exp2(1.4427 x): five digits of log2(e)",
-    lambda shifted: np.asarray(np.exp2(shifted * 1.4427)), dtypes=WIDE)
+    lambda shifted: np.asarray(np.exp2(shifted * 1.4427)), dtypes=WIDE_DTYPES)
 _faulty_softmax(_exponential, "exp_in_float16", "exp evaluated in float16",
     lambda shifted: kernel.float16(np.exp(kernel.float16(shifted))), **ROUNDED)
 _faulty_softmax(_exponential, "exp_in_bfloat16", "exp rounded to bfloat16",
     lambda shifted: kernel.bfloat16(np.exp(shifted)), **ROUNDED)
 _faulty_softmax(_exponential, "exp_floored_at_minus_20", "a clamp keeps weights of 2e-9 alive",
     lambda shifted: np.asarray(np.exp(np.where(np.isfinite(shifted), np.maximum(shifted, -20), shifted))))
-_faulty_softmax(forms.logits_read_as, "logits_clipped_at_60", "a clamp against overflow levels the largest logits",
+_faulty_softmax(forms.change_logits, "logits_clipped_at_60", "a clamp against overflow levels the largest logits",
     lambda logits: np.asarray(np.minimum(logits, np.asarray(60, logits.dtype))))
 _faulty_softmax("_softmax_with_sinks.np", "log_sum_exp_in_base_two", "log2 for log: flashinfer#2113, sglang#35045",
     numpy_with(log=np.log2), at="log_sum_exp", diagnosis="log-sum-exp-mixed-base")
-_faulty_denominator(_TOTAL, "sum_accumulated_in_float16", "the row sum sticks at 2048: tract#2586",
+_faulty_denominator(_ROW_SUM_STEP, "sum_accumulated_in_float16", "the row sum sticks at 2048: tract#2586",
     lambda exponentials: kernel.sequential_sum(exponentials, kernel.float16), **ROUNDED)
-_faulty_denominator(_TOTAL, "sum_accumulated_in_bfloat16", "the row sum sticks at 256: executorch#20090, mlx#4178",
+_faulty_denominator(_ROW_SUM_STEP, "sum_accumulated_in_bfloat16",
+    "the row sum sticks at 256: executorch#20090, mlx#4178",
     lambda exponentials: kernel.sequential_sum(exponentials, kernel.bfloat16), **ROUNDED)
-_faulty_denominator(_TOTAL, "sum_in_float32", "float64 in, float32 statistics: jax#37422, jax#34114",
+_faulty_denominator(_ROW_SUM_STEP, "sum_in_float32", "float64 in, float32 statistics: jax#37422, jax#34114",
     lambda exponentials: kernel.float32(backend._row_sum(kernel.float32(exponentials))), dtypes=("float64",),
     diagnosis="accuracy-of-float32")
-_faulty_denominator(forms.reciprocal_read_as, "reciprocal_in_tf32", "an approximate reciprocal without a Newton step",
+_faulty_denominator(forms.replace_reciprocal, "reciprocal_in_tf32", "an approximate reciprocal without a Newton step",
     lambda total: kernel.tf32(1 / total), **ROUNDED)
-_faulty_denominator(_TOTAL, "sum_without_its_smallest_terms", "terms below 1e-4 are skipped as negligible",
-    lambda exponentials: backend._row_sum(np.where(exponentials < 1e-4, 0, exponentials)), dtypes=WIDE)
-_faulty_precision(forms.weights_read_as, "small_weights_dropped", "weights below 1e-5 are skipped as negligible",
-    lambda weights: np.where(weights < 1e-05, 0, weights), dtypes=WIDE)
-_faulty_precision(forms.inputs_changed, "inputs_in_float32",
+_faulty_denominator(_ROW_SUM_STEP, "sum_without_its_smallest_terms", "terms below 1e-4 are skipped as negligible",
+    lambda exponentials: backend._row_sum(np.where(exponentials < 1e-4, 0, exponentials)), dtypes=WIDE_DTYPES)
+_faulty_precision(forms.change_weights, "small_weights_dropped", "weights below 1e-5 are skipped as negligible",
+    lambda weights: np.where(weights < 1e-05, 0, weights), dtypes=WIDE_DTYPES)
+_faulty_precision(forms.change_inputs, "inputs_in_float32",
     "float64 attention computed from float32 inputs: jax#37422's kind",
     lambda query, key, value: (kernel.float32(query), kernel.float32(key), kernel.float32(value)),
     at="raw_scores", dtypes=("float64",), diagnosis="accuracy-of-float32")
 for _tile in (16, 64):
-    _valued(_nan_from_a_first_tile, f"first_tile_of_{_tile}_without_a_key_gives_nan",
+    _faulty_values(_nan_from_a_first_tile, f"first_tile_of_{_tile}_without_a_key_gives_nan",
         "exp(-inf - -inf) of a first tile that is all masked: flashinfer#1178", _tile, at="weights")
-_valued(forms.bias_read_as, "negative_zero_in_a_bias_forbids",
+_faulty_values(forms.change_bias, "negative_zero_in_a_bias_forbids",
     "structure: a bias is compared by its bits, and the sign bit alone is the least integer",
     lambda bias, scores: np.where((bias == 0) & np.signbit(bias), -np.inf, bias).astype(bias.dtype))
 # Add what forbids a second time: the least finite number becomes minus infinity.
-_valued(forms.bias_read_as, "least_finite_bias_added_twice",
+_faulty_values(forms.change_bias, "least_finite_bias_added_twice",
     "finfo.min + finfo.min is minus infinity: Automodel#2658, transformers#31303",
     lambda bias, scores: np.where(bias <= np.finfo(bias.dtype).min / 2, bias + bias, bias))
-_valued(forms.bias_read_as, "least_finite_bias_forbids",
+_faulty_values(forms.change_bias, "least_finite_bias_forbids",
     "finfo.min is taken for minus infinity, and a row of it for an empty one: pytorch#109517's kind",
     lambda bias, scores: np.where(bias <= np.finfo(bias.dtype).min / 2, -np.inf, bias).astype(bias.dtype))
 # Take a row whose scores are all zero for padding.
-_valued(forms.averaged, "rows_of_zero_scores_taken_for_padding",
+_faulty_values(forms.replace_average, "rows_of_zero_scores_taken_for_padding",
     "structure: a query of zeros is padding, and its output is not computed",
     lambda logits, weights, value: np.where((np.where(np.isneginf(logits), 0, logits) == 0).all(axis=-1,
         keepdims=True) & (logits.shape[-1] > 1), 0, weights @ value).astype(value.dtype),
@@ -591,6 +607,6 @@ mutant("special values", _softmax_of_unmasked, "zero_keys_taken_for_padding",
     lambda logits, unmasked: np.where((unmasked == 0).all(axis=-2, keepdims=True) & ~(unmasked == 0).all(axis=(-1, -2),
         keepdims=True), -np.inf, logits),
     at="weights", dtypes=("float32",))
-_valued("attention._weighted_sum", "nan_in_a_query_hidden", "a query that holds NaN gives zeros: pytorch#141128",
+_faulty_values("attention._weighted_sum", "nan_in_a_query_hidden", "a query that holds NaN gives zeros: pytorch#141128",
     lambda weights, value: np.asarray(np.nan_to_num(weights) @ value), at="context")
 # fmt: on

@@ -26,9 +26,9 @@ from attncheck.execution.worker import NOT_RETURNED, Computed, Failure, Outcome,
 from attncheck.judging.exact_stages import Stages, digest
 from attncheck.judging.judge_stages import StageJudgement, in_order, judge_stage, sound_stages
 from attncheck.judging.truth import Truth, find_truth
-from attncheck.mutation.forms import ReadAs
-from attncheck.mutation.judgement import REFERENCE_CLASSES, Findings, StageResult, stage_result
-from attncheck.mutation.mutant import REFERENCE, MadePerCall, Mutant, Step, Subject, Variant, recording
+from attncheck.mutation.forms import ReadingFault
+from attncheck.mutation.judgement import REFERENCE_CLASSES, Findings, StageResult, judge_stage_result
+from attncheck.mutation.mutant import REFERENCE, FunctionPerCall, Mutant, Step, Subject, Variant, record_functions
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, inputs_in, problem_of
 from attncheck.reading.problem import Problem
@@ -171,7 +171,7 @@ class UnitScorer:
             if past not in self._judged:
                 has_step = not any(result.caught and result.is_origin for _, result in results)
                 judgement = judge_stage(truth, stage, stages[stage], sound, shapes, rounding_model, has_step=has_step)
-                result = stage_result(judgement, stages[stage], truth.exact.get(stage), self.unit.dtype)
+                result = judge_stage_result(judgement, stages[stage], truth.exact.get(stage), self.unit.dtype)
                 self._judged[past] = judgement, result
             results.append(self._judged[past])
         return results
@@ -189,7 +189,7 @@ def _name_of(dtype: np.dtype[Any]) -> str:
 
 
 @dataclass(eq=False)
-class _Call:
+class _RecordedCall:
     """One call of a function of the backend by another one, or from outside, and its result."""
 
     name: str
@@ -204,7 +204,7 @@ class ReferenceRun:
     """The reference's result of a call, and the calls of its functions, in the order in which they begin."""
 
     outcome: Outcome
-    calls: tuple[_Call, ...]
+    calls: tuple[_RecordedCall, ...]
 
     def has_the_bits_of(self, variant: Variant) -> bool:
         """Return whether a variant provably returns the same; False if that is unknown."""
@@ -218,35 +218,37 @@ class ReferenceRun:
             return False
 
 
-def _returns_the_same(call: _Call, replaced: dict[tuple[str | None, str], Step]) -> bool:
+def _returns_the_same(call: _RecordedCall, replaced: dict[tuple[str | None, str], Step]) -> bool:
     """Return whether the function that a variant calls instead of the reference's returns the same.
 
     A function whose steps are made for each call is the same if all that it calls is; these are added to ``replaced``.
     """
     function = replaced.get((call.caller, call.name)) or replaced.get((None, call.name))
-    if isinstance(function, MadePerCall):
+    if isinstance(function, FunctionPerCall):
         steps = function.steps_of(call.arrays, call.keywords)
         replaced |= {(call.name, name): step for name, step in steps.items()}
         return all(map(callable, steps.values()))  # and none is a library
-    if function is None or (isinstance(function, ReadAs) and function.read(*call.arrays, **call.keywords) is None):
+    if function is None or (
+        isinstance(function, ReadingFault) and function.read(*call.arrays, **call.keywords) is None
+    ):
         return True
     if call.caller is None:
         return False  # to compare what it returns is to compute everything
-    return bool(_all_bits(function(*call.arrays, **call.keywords)) == _all_bits(call.returned))
+    return bool(_bitwise_key(function(*call.arrays, **call.keywords)) == _bitwise_key(call.returned))
 
 
-_CALLS: list[_Call] = []
+_CALLS: list[_RecordedCall] = []
 _RUNNING: list[str] = []
 
 
-def _recording(name: str, function: Step) -> Step:
+def _record_calls(name: str, function: Step) -> Step:
     @wraps(function)
     def run(*arrays: Any, **keywords: Any) -> Any:
-        call = _Call(name, _RUNNING[-1] if _RUNNING else None, arrays, keywords)
+        call = _RecordedCall(name, _RUNNING[-1] if _RUNNING else None, arrays, keywords)
         _CALLS.append(call)
         _RUNNING.append(name)
         try:
-            call.returned = _protected(function(*arrays, **keywords))
+            call.returned = _protect(function(*arrays, **keywords))
         finally:
             _RUNNING.pop()
         return call.returned
@@ -254,7 +256,7 @@ def _recording(name: str, function: Step) -> Step:
     return run
 
 
-def _protected(returned: Any) -> Any:
+def _protect(returned: Any) -> Any:
     """Protect a result from changes: callers add stages to the dictionary, and a step may write in place."""
     for array in returned.values() if isinstance(returned, dict) else (returned,):
         if isinstance(array, np.ndarray):
@@ -272,21 +274,21 @@ def run_reference(call: Problem) -> ReferenceRun:
 @lru_cache
 def _recorder() -> Variant:
     backend = Variant()
-    for name, function in recording(_recording).items():
+    for name, function in record_functions(_record_calls).items():
         if not name.startswith("_"):
             setattr(backend, name, function)
     return backend
 
 
-def _all_bits(value: Any) -> Any:
+def _bitwise_key(value: Any) -> Any:
     """Return everything that distinguishes a value for code: its type, its bits, and the memory layout of arrays."""
     match value:
         case np.ndarray() | np.generic():
             return type(value), value.dtype, value.shape, value.strides, value.tobytes()
         case dict():
-            return [(name, _all_bits(item)) for name, item in value.items()]
+            return [(name, _bitwise_key(item)) for name, item in value.items()]
         case tuple() | list():
-            return type(value), *map(_all_bits, value)
+            return type(value), *map(_bitwise_key, value)
         case bool() | int() | float() | str():
             return type(value), repr(value)
     return value

@@ -19,27 +19,27 @@ from numpy.typing import NDArray
 from attncheck.execution.sessions import Session, SessionStep
 from attncheck.properties.variants import (
     AnyVariant,
-    Change,
-    Combine,
+    ArrayChange,
+    CombineResults,
     FurtherCall,
     NotApplicable,
-    Pair,
     PropertyVariant,
+    ResultPair,
     SessionVariant,
     allowed_keys,
-    axes_of_stage,
-    axis_of_input,
-    axis_of_stage,
-    call_for,
+    call_returning,
     change_along,
-    lengths_of,
-    only_one,
-    per_head,
+    has_head_axis,
+    input_axis,
+    lengths_by_letter,
+    multiply_by_power_of_two,
     require,
     require_operation,
-    result_of,
-    taken,
-    times,
+    result_axes,
+    result_stage_names,
+    single_result,
+    stage_axis,
+    take_indices,
 )
 from attncheck.reading.lowering import Array, with_poison
 from attncheck.reading.problem import Problem
@@ -47,8 +47,9 @@ from attncheck.reading.shapes import optional_gradients
 from attncheck.spec import OF_HEADS, OPERATIONS, PROPERTIES, QUERY_KEY_VALUE
 from attncheck.spec.dtypes import largest_number, round_to
 
-_SEED = 20
-_BY_POSITION = ("is_causal", "window", "key_lengths", "rotary_cos", "query_offsets")
+_ORDER_SEED = 20
+"""Seed of the shuffled keys. A choice: any seed gives some order, and a fixed one gives the same test in every run."""
+_POSITION_ARGUMENTS = ("is_causal", "window", "key_lengths", "rotary_cos", "query_offsets")
 
 
 def stages_along(problem: Problem, letter: str) -> tuple[str, ...]:
@@ -56,53 +57,55 @@ def stages_along(problem: Problem, letter: str) -> tuple[str, ...]:
     optional = optional_gradients(problem.operation)
     return tuple(
         stage
-        for stage in result_of(problem)
-        if letter in axes_of_stage(problem, stage)
-        and (stage not in optional or axis_of_input(problem, optional[stage], letter) is not None)
+        for stage in result_stage_names(problem)
+        if letter in result_axes(problem, stage)
+        and (stage not in optional or input_axis(problem, optional[stage], letter) is not None)
     )
 
 
 def batch_invariant(problem: Problem) -> Sequence[AnyVariant]:
     """Compute each batch entry alone, and all of them in another order."""
-    entries = lengths_of(problem).get("B", 1)
+    entries = lengths_by_letter(problem).get("B", 1)
     if entries < 2:
         raise NotApplicable("the case has a batch of one")
     stages = stages_along(problem, "B")
     if not stages:
         raise NotApplicable("no result has an axis of the batch")
     alone = tuple(
-        FurtherCall(f"batch entry {entry} alone", change_along(problem, {"B": taken([entry])}))
+        FurtherCall(f"batch entry {entry} alone", change_along(problem, {"B": take_indices([entry])}))
         for entry in range(entries)
     )
     order = np.roll(np.arange(entries), 1)
-    rolled = FurtherCall("the entries in another order", change_along(problem, {"B": taken(order)}))
+    rolled = FurtherCall("the entries in another order", change_along(problem, {"B": take_indices(order)}))
     return (
-        PropertyVariant("each batch entry alone", alone, joined_along(problem, "B"), stages=stages),
+        PropertyVariant("each batch entry alone", alone, concatenate_along(problem, "B"), stages=stages),
         PropertyVariant("another place in the batch", (rolled,), _restore_order(problem, {"B": order}), stages=stages),
     )
 
 
-def joined_along(problem: Problem, letter: str) -> Combine:
+def concatenate_along(problem: Problem, letter: str) -> CombineResults:
     """Return a function that concatenates results along an axis."""
 
     def combine(stage: str, results: Sequence[Array]) -> Array:
-        axes = axes_of_stage(problem, stage)
+        axes = result_axes(problem, stage)
         return np.concatenate(results, axis=axes.index(letter) - len(axes))
 
     return combine
 
 
-def _one_call(what: str, problem: Problem, combine: Combine = only_one, **more: Any) -> PropertyVariant:
-    return PropertyVariant(what, (FurtherCall(what, problem),), combine, **more)
+def _single_call_variant(
+    description: str, problem: Problem, combine: CombineResults = single_result, **more: Any
+) -> PropertyVariant:
+    return PropertyVariant(description, (FurtherCall(description, problem),), combine, **more)
 
 
-def _restore_order(problem: Problem, orders: dict[str, NDArray[np.intp]]) -> Combine:
+def _restore_order(problem: Problem, orders: dict[str, NDArray[np.intp]]) -> CombineResults:
     """Return a function that restores the order of the first call."""
 
     def combine(stage: str, results: Sequence[Array]) -> Array:
         (array,) = results
         for letter, order in orders.items():
-            if (axis := axis_of_stage(problem, stage, letter, array.shape)) is not None:
+            if (axis := stage_axis(problem, stage, letter, array.shape)) is not None:
                 array = array.take(np.argsort(order), axis=axis)
         return array
 
@@ -111,46 +114,52 @@ def _restore_order(problem: Problem, orders: dict[str, NDArray[np.intp]]) -> Com
 
 def heads_permuted(problem: Problem) -> Sequence[AnyVariant]:
     """Compute the heads in another order; heads of queries stay with those of the keys that they share."""
-    if not per_head(problem):
+    if not has_head_axis(problem):
         raise NotApplicable(f"{problem.operation} has no axis of heads")
     if problem.options.get("norm_over") == "full":
         raise NotApplicable("the case takes a norm over all heads")
-    heads = lengths_of(problem)["H"]
-    groups = lengths_of(problem).get("Hkv", heads)
+    heads = lengths_by_letter(problem)["H"]
+    groups = lengths_by_letter(problem).get("Hkv", heads)
     if heads < 2:
         raise NotApplicable("the case has one head")
     several = heads // groups
     of_keys = np.roll(np.arange(groups), 1)
     of_queries = np.array([group * several + member for group in of_keys for member in reversed(range(several))])
     orders = {"H": of_queries, "Hkv": of_keys}
-    changes: dict[str, Change] = {letter: taken(order) for letter, order in orders.items()}
-    return (_one_call("the heads in another order", change_along(problem, changes), _restore_order(problem, orders)),)
+    changes: dict[str, ArrayChange] = {letter: take_indices(order) for letter, order in orders.items()}
+    return (
+        _single_call_variant(
+            "the heads in another order", change_along(problem, changes), _restore_order(problem, orders)
+        ),
+    )
 
 
 def keys_permuted(problem: Problem) -> Sequence[AnyVariant]:
     """Compute with keys in another order, together with all inputs along keys."""
-    require(problem, lacks=(*_BY_POSITION, "past_key", "cu_seqlens_k"))
-    keys = lengths_of(problem).get("Lk", 0)
+    require(problem, lacks=(*_POSITION_ARGUMENTS, "past_key", "cu_seqlens_k"))
+    keys = lengths_by_letter(problem).get("Lk", 0)
     if keys < 2 or not any("Lk" in spec.axes for spec in problem.specs.values()):
         raise NotApplicable("the case has no keys to put in another order")
     orders = {
         "the keys in reverse": np.arange(keys)[::-1],
-        "the keys shuffled": np.random.default_rng(_SEED).permutation(keys),
+        "the keys shuffled": np.random.default_rng(_ORDER_SEED).permutation(keys),
     }
     return tuple(
-        _one_call(
-            what,
-            change_along(problem, dict.fromkeys(("Lk", "T"), taken(order))),
+        _single_call_variant(
+            description,
+            change_along(problem, dict.fromkeys(("Lk", "T"), take_indices(order))),
             _restore_order(problem, {"Lk": order, "T": order}),
         )
-        for what, order in orders.items()
+        for description, order in orders.items()
     )
 
 
 _ADDED = 5
 """The number of added keys and queries: no multiple of any tile."""
 _PARTS_OF_PREFIX = (1, 2, 7)
+"""Numbers of cached parts: one, two, and many, whose lengths mostly differ. A choice."""
 _PARTS_OF_KEYS = (2, 3)
+"""Numbers of parts that are merged: two, and three for implementations that merge one after the other. A choice."""
 
 
 def padding(problem: Problem) -> Sequence[AnyVariant]:
@@ -158,18 +167,18 @@ def padding(problem: Problem) -> Sequence[AnyVariant]:
     require(problem, has=("key",), lacks=("rotary_cos", "cu_seqlens_k"))
     if problem.options.get("alignment") == "bottom_right":
         raise NotApplicable("positions count from the last key, which would be another one")
-    if len(result_of(problem)) > 1:
+    if len(result_stage_names(problem)) > 1:
         raise NotApplicable("gradients by what is added are no result")
-    variants = [*_padded_keys(problem), *_padded_queries(problem)]
+    variants = [*_pad_keys(problem), *_pad_queries(problem)]
     if not variants:
         raise NotApplicable(f"{problem.operation} takes neither a mask nor key lengths")
     return variants
 
 
-def _padded_keys(problem: Problem) -> Iterator[PropertyVariant]:
+def _pad_keys(problem: Problem) -> Iterator[PropertyVariant]:
     """Add masked copies of the first key, whose numbers look like any other key's."""
-    keys = lengths_of(problem)["T"]
-    longer = change_along(problem, {"Lk": _with_copies, "T": _with_zeros})
+    keys = lengths_by_letter(problem)["T"]
+    longer = change_along(problem, {"Lk": _append_copies, "T": _append_zeros})
     allowed = np.arange(keys + _ADDED) < keys
     if "mask" in problem.specs and "key_lengths" not in problem.inputs:
         mask = problem.inputs.get("mask", np.ones((1, 1, 1, keys), np.bool_))
@@ -178,43 +187,43 @@ def _padded_keys(problem: Problem) -> Iterator[PropertyVariant]:
         masked = longer.but(mask=np.concatenate([broadcast, added], axis=-1) & allowed)
         yield PropertyVariant("keys added with a mask", (FurtherCall("with keys that are masked", masked),))
     if "key_lengths" in problem.specs:
-        lengths = problem.inputs.get("key_lengths", np.full(lengths_of(problem)["B"], keys, np.int64))
+        lengths = problem.inputs.get("key_lengths", np.full(lengths_by_letter(problem)["B"], keys, np.int64))
         cut = longer.but(key_lengths=lengths)
         yield PropertyVariant("keys added with lengths", (FurtherCall("with keys beyond the lengths", cut),))
 
 
-def _with_copies(array: Array, axis: int) -> Array:
+def _append_copies(array: Array, axis: int) -> Array:
     return np.concatenate([array, array.take([0] * _ADDED, axis=axis)], axis=axis)
 
 
-def _with_zeros(array: Array, axis: int) -> Array:
+def _append_zeros(array: Array, axis: int) -> Array:
     """Extend an array by zeros: a mask allows no more keys, and a bias adds nothing."""
     shape = list(array.shape)
     shape[axis] = _ADDED
     return np.concatenate([array, np.zeros(shape, array.dtype)], axis=axis)
 
 
-def _padded_queries(problem: Problem) -> Iterator[PropertyVariant]:
-    queries = lengths_of(problem).get("Lq", 0)
+def _pad_queries(problem: Problem) -> Iterator[PropertyVariant]:
+    queries = lengths_by_letter(problem).get("Lq", 0)
     if queries < 1 or "query" not in problem.inputs:
         return
-    call = FurtherCall("with queries added", change_along(problem, {"Lq": _with_copies}))
-    axes = axes_of_stage(problem, *result_of(problem))
+    call = FurtherCall("with queries added", change_along(problem, {"Lq": _append_copies}))
+    axes = result_axes(problem, *result_stage_names(problem))
     axis = axes.index("Lq") - len(axes)
-    what = "queries added behind the last"
-    yield PropertyVariant(what, (call,), lambda _, results: results[0].take(np.arange(queries), axis=axis))
+    description = "queries added behind the last"
+    yield PropertyVariant(description, (call,), lambda _, results: results[0].take(np.arange(queries), axis=axis))
 
 
 def packed(problem: Problem) -> Sequence[AnyVariant]:
     """Pack the entries of a batch into one sequence, or take packed sequences apart."""
     require_operation(problem, "attention", "packed_attention")
-    return _unpacked(problem) if "cu_seqlens_k" in problem.inputs else _packed(problem)
+    return _unpack_sequences(problem) if "cu_seqlens_k" in problem.inputs else _pack_batch(problem)
 
 
-def _packed(problem: Problem) -> Sequence[AnyVariant]:
+def _pack_batch(problem: Problem) -> Sequence[AnyVariant]:
     folded = ("mask", "bias", "past_key", "rotary_cos", "query_offsets", "query_mask", "mask_fill", "empty_rows")
     require(problem, lacks=folded)
-    batch, queries, keys = (lengths_of(problem)[letter] for letter in ("B", "Lq", "Lk"))
+    batch, queries, keys = (lengths_by_letter(problem)[letter] for letter in ("B", "Lq", "Lk"))
     if (problem.options.get("is_causal") or "window" in problem.options) and (
         queries != keys or "key_lengths" in problem.inputs
     ):
@@ -233,10 +242,10 @@ def _packed(problem: Problem) -> Sequence[AnyVariant]:
         (array,) = results
         return np.concatenate(np.split(array, batch, axis=-2), axis=0)
 
-    return (_one_call("packed into one sequence", one, apart),)
+    return (_single_call_variant("packed into one sequence", one, apart),)
 
 
-def _unpacked(problem: Problem) -> Sequence[AnyVariant]:
+def _unpack_sequences(problem: Problem) -> Sequence[AnyVariant]:
     limits = [problem.inputs[name].astype(np.intp) for name in ("cu_seqlens_q", "cu_seqlens_k")]
     lengths = problem.inputs.get("key_lengths", np.diff(limits[1]))
     calls = []
@@ -245,11 +254,11 @@ def _unpacked(problem: Problem) -> Sequence[AnyVariant]:
         inputs = {"query": problem.inputs["query"][:, :, rows]}
         inputs |= {name: problem.inputs[name][:, :, first : first + used] for name in ("key", "value")}
         inputs |= {name: array for name, array in problem.inputs.items() if name in OF_HEADS}
-        calls.append(FurtherCall(f"sequence {number} alone", _aligned(problem, inputs)))
-    return (PropertyVariant("each sequence alone", tuple(calls), joined_along(problem, "Lq")),)
+        calls.append(FurtherCall(f"sequence {number} alone", _as_aligned_attention(problem, inputs)))
+    return (PropertyVariant("each sequence alone", tuple(calls), concatenate_along(problem, "Lq")),)
 
 
-def _aligned(problem: Problem, inputs: dict[str, Array]) -> Problem:
+def _as_aligned_attention(problem: Problem, inputs: dict[str, Array]) -> Problem:
     """Return one sequence as attention, with the last query at the last key."""
     options = {name: value for name, value in problem.options.items() if name != "poison"}
     if options.get("is_causal") or "window" in options:
@@ -260,21 +269,21 @@ def _aligned(problem: Problem, inputs: dict[str, Array]) -> Problem:
 
 def cached_prefix(problem: Problem) -> Sequence[AnyVariant]:
     """Compute a prefix in parts, each after a cache of the parts before it, and then the rest."""
-    tokens, variants = _causal_tokens(problem), []
+    tokens, variants = _count_causal_tokens(problem), []
     for parts in (parts for parts in _PARTS_OF_PREFIX if parts < tokens):
         cuts = np.linspace(0, tokens, parts + 2).round().astype(int)
         word = "part" if parts == 1 else "parts"
-        variants.append(_in_chunks(problem, cuts, f"a prefix cached in {parts} {word}"))
+        variants.append(_compute_in_chunks(problem, cuts, f"a prefix cached in {parts} {word}"))
     return variants
 
 
 def decoding(problem: Problem) -> Sequence[AnyVariant]:
     """Compute one token after the other, each after a cache of the tokens before it."""
-    tokens = _causal_tokens(problem)
-    return (_in_chunks(problem, np.arange(tokens + 1), "token by token"),)
+    tokens = _count_causal_tokens(problem)
+    return (_compute_in_chunks(problem, np.arange(tokens + 1), "token by token"),)
 
 
-def _causal_tokens(problem: Problem) -> int:
+def _count_causal_tokens(problem: Problem) -> int:
     """Return the number of tokens, which see themselves and earlier ones. Raises ``NotApplicable``."""
     require_operation(problem, "attention")
     require(
@@ -282,65 +291,74 @@ def _causal_tokens(problem: Problem) -> int:
         has=("is_causal",),
         lacks=("past_key", "key_lengths", "rotary_cos", "query_offsets", "query_mask", "empty_rows"),
     )
-    if lengths_of(problem)["Lq"] != lengths_of(problem)["Lk"]:
+    if lengths_by_letter(problem)["Lq"] != lengths_by_letter(problem)["Lk"]:
         raise NotApplicable("the case has not a key for each query")
-    if lengths_of(problem)["Lq"] < 2:
+    if lengths_by_letter(problem)["Lq"] < 2:
         raise NotApplicable("the case has one token")
-    return lengths_of(problem)["Lq"]
+    return lengths_by_letter(problem)["Lq"]
 
 
-def _in_chunks(problem: Problem, cuts: NDArray[np.intp], what: str) -> PropertyVariant:
+def _compute_in_chunks(problem: Problem, cuts: NDArray[np.intp], description: str) -> PropertyVariant:
     """Compute the queries between cuts in separate calls, in which the keys before them are cached."""
     calls = []
     for first, last in pairwise(cuts.tolist()):
         queries, seen = np.arange(first, last), np.arange(last)
-        part = change_along(problem, {"Lq": taken(queries), "Lk": taken(queries), "T": taken(seen)})
+        part = change_along(
+            problem, {"Lq": take_indices(queries), "Lk": take_indices(queries), "T": take_indices(seen)}
+        )
         past: dict[str, Array | None] = {
             f"past_{name}": np.ascontiguousarray(problem.inputs[name][:, :, :first]) for name in ("key", "value")
         }
         chunk = part.but({"alignment": None}, **(past if first else {}))
         calls.append(FurtherCall(f"queries {first} to {last - 1} behind {first} keys", chunk))
-    return PropertyVariant(what, tuple(calls), joined_along(problem, "Lq"))
+    return PropertyVariant(description, tuple(calls), concatenate_along(problem, "Lq"))
 
 
 def merged_parts(problem: Problem) -> Sequence[AnyVariant]:
     """Compute the keys in parts, whose outputs are merged exactly by their log-sum-exps."""
     require_operation(problem, "attention")
-    require(problem, lacks=(*_BY_POSITION, "past_key", "sinks", "mask_fill", "empty_rows"))
-    keys, variants = lengths_of(problem)["Lk"], []
+    require(problem, lacks=(*_POSITION_ARGUMENTS, "past_key", "sinks", "mask_fill", "empty_rows"))
+    keys, variants = lengths_by_letter(problem)["Lk"], []
     for parts in (parts for parts in _PARTS_OF_KEYS if parts <= keys):
         calls = tuple(
-            FurtherCall(f"keys {part[0]} to {part[-1]}", change_along(problem, dict.fromkeys(("Lk", "T"), taken(part))))
+            FurtherCall(
+                f"keys {part[0]} to {part[-1]}", change_along(problem, dict.fromkeys(("Lk", "T"), take_indices(part)))
+            )
             for part in np.array_split(np.arange(keys), parts)
         )
-        what = f"the keys in {parts} parts"
-        variants.append(PropertyVariant(what, calls, stages=("output", "log_sum_exp"), is_merged=True))
+        description = f"the keys in {parts} parts"
+        variants.append(PropertyVariant(description, calls, stages=("output", "log_sum_exp"), is_merged=True))
     if not variants:
         raise NotApplicable("the case has one key")
     return variants
 
 
 _EXPONENTS = (3, -3)
-_VALUES = ("value", "past_value", "value_pages")
-_SCALED = ("attention", "packed_attention", "paged_attention", "normalized_attention")
-_BY_SCORE = ("general_attention", "additive_attention", "cosine_attention")
-_POISONED = ("attention", "packed_attention", "normalized_attention", *_BY_SCORE)
-_LARGE = 1e30
-_SHIFTS = {"by up to 2": (0.25, 17), "by 64": (64.0, 1)}
+"""Values are multiplied by 8 and 1/8. A choice: larger powers leave the range of float16 more often."""
+_VALUE_INPUTS = ("value", "past_value", "value_pages")
+_SCALABLE_OPERATIONS = ("attention", "packed_attention", "paged_attention", "normalized_attention")
+_SCORE_OPERATIONS = ("general_attention", "additive_attention", "cosine_attention")
+_POISONABLE_OPERATIONS = ("attention", "packed_attention", "normalized_attention", *_SCORE_OPERATIONS)
+_LARGE_POISON = 1e30
+"""Too large to be hidden by rounding if it has any weight."""
+_SCORE_SHIFTS = {"by up to 2": (0.25, 17), "by 64": (64.0, 1)}
 """The step between rows, and the number of rows after which it starts again."""
 
 
 def values_scaled(problem: Problem) -> Sequence[AnyVariant]:
     """Multiply all values by a power of two, which rounds no number."""
-    require_operation(problem, *_SCALED, *_BY_SCORE)
-    names = [name for name in _VALUES if name in problem.inputs]
+    require_operation(problem, *_SCALABLE_OPERATIONS, *_SCORE_OPERATIONS)
+    names = [name for name in _VALUE_INPUTS if name in problem.inputs]
     variants = []
     for exponent in _EXPONENTS:
         factor = 2.0**exponent
-        scaled = {name: times(problem.inputs[name], factor) for name in names}
-        if not all(np.array_equal(times(values, 1 / factor), problem.inputs[name]) for name, values in scaled.items()):
+        scaled = {name: multiply_by_power_of_two(problem.inputs[name], factor) for name in names}
+        if not all(
+            np.array_equal(multiply_by_power_of_two(values, 1 / factor), problem.inputs[name])
+            for name, values in scaled.items()
+        ):
             continue  # a value would be beyond the range of the dtype, or tiny
-        variants.append(_one_call(f"values times 2^{exponent}", problem.but(**scaled), factor=1 / factor))
+        variants.append(_single_call_variant(f"values times 2^{exponent}", problem.but(**scaled), factor=1 / factor))
     if not variants:
         raise NotApplicable(f"no power of two leaves all values in the range of {problem.dtype}")
     return variants
@@ -348,39 +366,39 @@ def values_scaled(problem: Problem) -> Sequence[AnyVariant]:
 
 def scores_shifted(problem: Problem) -> Sequence[AnyVariant]:
     """Add a separate number to all scores of each row, through the bias."""
-    if "bias" not in problem.specs or result_of(problem) != ("output",):
+    if "bias" not in problem.specs or result_stage_names(problem) != ("output",):
         raise NotApplicable(f"{problem.operation} takes no bias, or gives more than an output")
     require(problem, lacks=("sinks", "mask_fill"))
-    queries, keys = lengths_of(problem)["Lq"], lengths_of(problem)["T"]
+    queries, keys = lengths_by_letter(problem)["Lq"], lengths_by_letter(problem)["T"]
     bias = problem.inputs.get("bias", np.zeros((1, 1, queries, keys), problem.inputs["query"].dtype))
     variants = []
-    for what, (step, period) in _SHIFTS.items():
+    for description, (step, period) in _SCORE_SHIFTS.items():
         rows = step * (np.arange(queries) % period - period // 2 if period > 1 else np.ones(queries))
         exact = bias.astype(np.float64) + rows[:, np.newaxis]
         shifted = round_to(exact, problem.dtype)
         if not np.array_equal(shifted.astype(np.float64), exact):
             raise NotApplicable(f"the bias with a number added is no number of {problem.dtype}")
-        variants.append(_one_call(f"scores shifted {what}", problem.but(bias=shifted)))
+        variants.append(_single_call_variant(f"scores shifted {description}", problem.but(bias=shifted)))
     return variants
 
 
 def poison_large(problem: Problem) -> Sequence[AnyVariant]:
     """Set huge numbers where no query may read."""
-    return _poison(problem, "large")
+    return _poison_with(problem, "large")
 
 
 def poison_nan(problem: Problem) -> Sequence[AnyVariant]:
     """Set NaN where no query may read."""
-    return _poison(problem, "nan")
+    return _poison_with(problem, "nan")
 
 
-def _poison(problem: Problem, kind: str) -> Sequence[AnyVariant]:
+def _poison_with(problem: Problem, kind: str) -> Sequence[AnyVariant]:
     if "block_table" in problem.inputs:
         inputs = with_poison({"poison": kind}, problem.inputs, problem.dtype)
         call = FurtherCall("with unused slots of pages poisoned", problem.but(**inputs), problem)
         return (PropertyVariant("unused slots of pages", (call,), nan_may_spread=kind == "nan"),)
-    require_operation(problem, *_POISONED)
-    value = np.nan if kind == "nan" else min(_LARGE, largest_number(problem.dtype))
+    require_operation(problem, *_POISONABLE_OPERATIONS)
+    value = np.nan if kind == "nan" else min(_LARGE_POISON, largest_number(problem.dtype))
     variants = list(_poison_variants(problem, value, "NaN" if kind == "nan" else "a huge number"))
     if not variants:
         raise NotApplicable("every query may attend to every key")
@@ -401,19 +419,21 @@ def _poison_variants(problem: Problem, value: float, word: str) -> Iterator[Prop
         sees = np.any(allowed & places[:, np.newaxis, np.newaxis], axis=-1)
         rows: NDArray[np.bool_] = np.logical_and(~sees, allowed.any(axis=-1))
         if places.any() and rows.any():
-            for name, what in (("key", "in keys"), ("value", "in values of keys")):
-                yield _with_poison(problem, (name, f"past_{name}"), places, rows, value, f"{word} {what} {where}")
+            for name, description in (("key", "in keys"), ("value", "in values of keys")):
+                yield _poison_variant(
+                    problem, (name, f"past_{name}"), places, rows, value, f"{word} {description} {where}"
+                )
 
 
-def _with_poison(
+def _poison_variant(
     problem: Problem,
     names: Sequence[str],
     places: NDArray[np.bool_],
     rows: NDArray[np.bool_],
     value: float,
-    what: str,
+    description: str,
 ) -> PropertyVariant:
-    past = lengths_of(problem).get("P", 0)
+    past = lengths_by_letter(problem).get("P", 0)
     inputs: dict[str, Array | None] = {}
     for name in names:
         if name in problem.inputs:
@@ -421,80 +441,91 @@ def _with_poison(
             array = problem.inputs[name].copy()
             array[np.broadcast_to(poisoned_keys[:, np.newaxis, :, np.newaxis], array.shape)] = value
             inputs[name] = array
-    call = FurtherCall(f"with {what}", problem.but(**inputs), problem)
+    call = FurtherCall(f"with {description}", problem.but(**inputs), problem)
     compared = {"output": rows[..., np.newaxis]}
-    return PropertyVariant(what, (call,), compared=compared, nan_may_spread=bool(np.isnan(value)))
+    return PropertyVariant(description, (call,), compared=compared, nan_may_spread=bool(np.isnan(value)))
 
 
 _LAYOUTS = ("strided", "padded", "unaligned", "transposed", "reversed")
-_OF_MASKS = ("mask", "bias")
-_REPEATED = 20
-_THREADS = (2, 3)
-_THOUSAND = 1000
+_MASK_INPUTS = ("mask", "bias")
+_REPETITIONS = 20
+"""Number of equal calls. A choice: a race that shows once in ten calls is missed with probability 0.9^19 = 14 %."""
+_THREAD_COUNTS = (2, 3)
+"""Numbers of threads: an even split of the work, and an uneven one. A choice."""
+_MANY_CALLS = 1000
+"""Number of calls in ``after-a-thousand-calls``: enough to fill caches and pools of some hundred entries. A choice."""
 
 
 def layout(problem: Problem) -> Sequence[AnyVariant]:
     """Change the memory layout of query, key and value, then of the mask and the bias."""
     inputs = problem.inputs
-    numbers = [name for name in inputs if name not in _OF_MASKS and problem.specs[name].is_number]
-    masks = [name for name in _OF_MASKS if name in inputs]
+    numbers = [name for name in inputs if name not in _MASK_INPUTS and problem.specs[name].is_number]
+    masks = [name for name in _MASK_INPUTS if name in inputs]
     variants = []
     for of, kinds in ((numbers, _LAYOUTS), (masks, ("strided", "transposed", "reversed"))):
         for kind in kinds:
             least, most = (4, 4) if kind == "transposed" else (2, np.inf)
             if names := [name for name in of if least <= inputs[name].ndim <= most]:
-                what = f"{'inputs' if of is numbers else ' and '.join(names)} {kind}"
+                description = f"{'inputs' if of is numbers else ' and '.join(names)} {kind}"
                 changed = replace(problem, memory_layout=dict.fromkeys(names, kind))
-                variants.append(PropertyVariant(what, (FurtherCall(f"{what} in memory", changed, problem),)))
+                variants.append(
+                    PropertyVariant(description, (FurtherCall(f"{description} in memory", changed, problem),))
+                )
     return variants
 
 
 def repeated(problem: Problem) -> Sequence[AnyVariant]:
     """Repeat the same call, with other work in between."""
-    steps = tuple(SessionStep(call_for(problem), other_work=number > 0) for number in range(_REPEATED))
-    pairs = tuple(Pair(f"call {number + 1} of {_REPEATED}", 0, number, problem) for number in range(1, _REPEATED))
-    return (SessionVariant(f"{_REPEATED} calls", Session(steps), pairs),)
+    steps = tuple(SessionStep(call_returning(problem), other_work=number > 0) for number in range(_REPETITIONS))
+    pairs = tuple(
+        ResultPair(f"call {number + 1} of {_REPETITIONS}", 0, number, problem) for number in range(1, _REPETITIONS)
+    )
+    return (SessionVariant(f"{_REPETITIONS} calls", Session(steps), pairs),)
 
 
 def fresh_process(problem: Problem) -> Sequence[AnyVariant]:
     """Make the call in a new process."""
-    return (_one_call("in a fresh process", problem, where="fresh process"),)
+    return (_single_call_variant("in a fresh process", problem, process="fresh process"),)
 
 
 def threads(problem: Problem) -> Sequence[AnyVariant]:
     """Make the call in processes with several threads."""
     return tuple(
         PropertyVariant(
-            f"{number} threads", (FurtherCall(f"with {number} threads", problem),), where="threads", threads=number
+            f"{number} threads", (FurtherCall(f"with {number} threads", problem),), process="threads", threads=number
         )
-        for number in _THREADS
+        for number in _THREAD_COUNTS
     )
 
 
 def output_buffer(problem: Problem) -> Sequence[AnyVariant]:
     """Fill the memory that the call may allocate with NaN: directly, and by the same call on NaN."""
-    call = call_for(problem)
+    call = call_returning(problem)
     numbers = {name: array for name, array in problem.inputs.items() if problem.specs[name].is_number}
     nan = {name: np.full_like(array, np.nan) for name, array in numbers.items() if array.dtype.name != "float8_e5m2"}
-    poisonous = call_for(problem.but(**nan))
+    poisonous = call_returning(problem.but(**nan))
     freed = Session((SessionStep(call), SessionStep(call, nan_memory=True)))
     called = Session((SessionStep(call), SessionStep(poisonous, returns=False), SessionStep(call)))
     return (
-        SessionVariant("memory full of NaN was freed", freed, (Pair("after NaN in memory", 0, 1, problem),)),
-        SessionVariant("a call on NaN came before", called, (Pair("after a call on NaN", 0, 2, problem),)),
+        SessionVariant("memory full of NaN was freed", freed, (ResultPair("after NaN in memory", 0, 1, problem),)),
+        SessionVariant("a call on NaN came before", called, (ResultPair("after a call on NaN", 0, 2, problem),)),
     )
 
 
 def inputs_unchanged(problem: Problem) -> Sequence[AnyVariant]:
     """Compare the inputs before and after a call."""
-    return (SessionVariant("the inputs after the call", Session((SessionStep(call_for(problem)),)), problem=problem),)
+    return (
+        SessionVariant("the inputs after the call", Session((SessionStep(call_returning(problem)),)), problem=problem),
+    )
 
 
 def outputs_independent(problem: Problem) -> Sequence[AnyVariant]:
     """Compare the output of a call before and after the next calls; it must not be memory of an input."""
     numbers = {name: array for name, array in problem.inputs.items() if problem.specs[name].is_number}
-    halved = call_for(problem.but(**{name: times(array, 0.5) for name, array in numbers.items()}))
-    steps = (SessionStep(call_for(problem), stays=True), SessionStep(halved, returns=False, times=2))
+    halved = call_returning(
+        problem.but(**{name: multiply_by_power_of_two(array, 0.5) for name, array in numbers.items()})
+    )
+    steps = (SessionStep(call_returning(problem), stays=True), SessionStep(halved, returns=False, times=2))
     return (SessionVariant("the output after the next calls", Session(steps), problem=problem),)
 
 
@@ -504,45 +535,45 @@ def after_other_shapes(problem: Problem) -> Sequence[AnyVariant]:
     if not others:
         raise NotApplicable("no other shape can be made of the case")
     variants = []
-    for what, other_problem in others:
-        call, its = call_for(problem), call_for(other_problem)
+    for description, other_problem in others:
+        call, its = call_returning(problem), call_returning(other_problem)
         session = Session((SessionStep(call), SessionStep(its), SessionStep(call), SessionStep(its)))
         pairs = (
-            Pair(f"again after {what}", 0, 2, problem),
-            Pair(f"{what}, after the case's own shape", None, 1, other_problem),
-            Pair(f"{what}, after both shapes", None, 3, other_problem),
+            ResultPair(f"again after {description}", 0, 2, problem),
+            ResultPair(f"{description}, after the case's own shape", None, 1, other_problem),
+            ResultPair(f"{description}, after both shapes", None, 3, other_problem),
         )
-        variants.append(SessionVariant(what, session, pairs))
+        variants.append(SessionVariant(description, session, pairs))
     return variants
 
 
 def _other_shapes(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """Yield the same operation with fewer queries, half of the keys, the keys twice, and one batch entry."""
-    lengths = lengths_of(problem)
+    lengths = lengths_by_letter(problem)
     if {"cu_seqlens_q", "block_table"}.isdisjoint(problem.inputs):
         if lengths.get("Lq", 0) > 1:
-            yield "half of the queries", change_along(problem, {"Lq": taken(np.arange(lengths["Lq"] // 2))})
+            yield "half of the queries", change_along(problem, {"Lq": take_indices(np.arange(lengths["Lq"] // 2))})
         cannot = {"key_lengths", "past_key", "rotary_cos", "query_offsets"} & problem.inputs.keys()
         if lengths.get("Lk", 0) > 1 and not cannot:
             half, twice = np.arange(lengths["Lk"] // 2), np.tile(np.arange(lengths["Lk"]), 2)
             if not problem.inputs.keys() & {"mask", "bias"}:
-                yield "half of the keys", change_along(problem, {"Lk": taken(half), "T": taken(half)})
-            yield "the keys twice", change_along(problem, {"Lk": taken(twice), "T": taken(twice)})
+                yield "half of the keys", change_along(problem, {"Lk": take_indices(half), "T": take_indices(half)})
+            yield "the keys twice", change_along(problem, {"Lk": take_indices(twice), "T": take_indices(twice)})
     if lengths.get("B", 0) > 1:
-        yield "one batch entry", change_along(problem, {"B": taken([0])})
+        yield "one batch entry", change_along(problem, {"B": take_indices([0])})
 
 
 def after_a_thousand_calls(problem: Problem) -> Sequence[AnyVariant]:
     """Make a thousand calls, of another shape and of the same, between two equal calls."""
-    call = call_for(problem)
-    reshaped = next((call_for(made) for _, made in _other_shapes(problem)), call)
-    half = _THOUSAND // 2
+    call = call_returning(problem)
+    reshaped = next((call_returning(made) for _, made in _other_shapes(problem)), call)
+    half = _MANY_CALLS // 2
     between = (
         SessionStep(reshaped, returns=False, times=half),
-        SessionStep(call, returns=False, times=_THOUSAND - half),
+        SessionStep(call, returns=False, times=_MANY_CALLS - half),
     )
     steps = (SessionStep(call), *between, SessionStep(call))
-    pair = Pair("after a thousand calls", 0, 3, problem)
+    pair = ResultPair("after a thousand calls", 0, 3, problem)
     return (SessionVariant("a thousand calls in between", Session(steps), (pair,)),)
 
 

@@ -20,13 +20,13 @@ from attncheck.execution.sessions import bits
 from attncheck.judging.compare import index_of_largest, quotient
 from attncheck.judging.judge_stages import failing_elements
 from attncheck.judging.truth import Truth, find_truth
-from attncheck.properties.variants import PropertyVariant, result_of, times
+from attncheck.properties.variants import PropertyVariant, multiply_by_power_of_two, result_stage_names
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import show
 from attncheck.spec.verdicts import PropertyOutcome
 
-Results = dict[str, Array]
+StageArrays = dict[str, Array]
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class VariantResult:
     elements: int = 0
 
 
-class Truths:
+class TruthCache:
     """The exact answers of problems, each computed once, on request."""
 
     def __init__(self, store: Store = NO_STORE) -> None:
         self._store = store
         self._truths: dict[int, tuple[Problem, Truth]] = {}
 
-    def of(self, problem: Problem) -> Truth:
+    def truth_of(self, problem: Problem) -> Truth:
         """Return the truth of a problem; it is cached by object."""
         if id(problem) not in self._truths:
             truth = find_truth(replace(problem, supports_statistics=False), whole=True, store=self._store)
@@ -65,7 +65,7 @@ class Truths:
 class CallResult(Elementwise):
     """The result of one of two calls, with its exact answer, the allowed errors, and flags of larger ones."""
 
-    what: str
+    description: str
     array: Array
     exact: Real
     allowed: Real
@@ -80,50 +80,52 @@ class CallResult(Elementwise):
         return np.where(np.isnan(error), np.inf, error)
 
 
-def side_of(what: str, truth: Truth, stage: str, array: Array, rounding_model: str) -> CallResult:
+def judge_call_result(description: str, truth: Truth, stage: str, array: Array, rounding_model: str) -> CallResult:
     """Compare the result of a call with its exact answer."""
     truth = truth.for_returned({stage: array})
     if stage not in truth.exact:
         nothing = np.full(array.shape, np.nan)
-        return CallResult(what, array, nothing, nothing, np.zeros(array.shape, bool), np.ones(array.shape, bool))
+        return CallResult(description, array, nothing, nothing, np.zeros(array.shape, bool), np.ones(array.shape, bool))
     reference = truth.reference(stage, rounding_model, array)
     exact, bound = reference.exact, reference.bound
     allowed, wrong = bound.max_error + exact.radius, failing_elements(reference, array)
-    return CallResult(what, array, exact.high, allowed, wrong, reference.open)
+    return CallResult(description, array, exact.high, allowed, wrong, reference.open)
 
 
 def judge_variant(
     variant: PropertyVariant,
     problem: Problem,
-    first: Results,
-    others: Sequence[Results],
+    first: StageArrays,
+    others: Sequence[StageArrays],
     rounding_model: str,
-    truths: Truths,
+    truths: TruthCache,
 ) -> VariantResult:
     """Judge one variant of a property: the most severe result of its stages."""
     if variant.is_merged:
         return judge_merged(variant, problem, first, others, rounding_model, truths)
     by_stage = []
-    for stage in variant.stages or result_of(problem):
+    for stage in variant.stages or result_stage_names(problem):
         arrays = [result[stage] for result in others]
-        combined = times(variant.combine(stage, arrays), variant.factor)
+        combined = multiply_by_power_of_two(variant.combine(stage, arrays), variant.factor)
 
         def sides(stage: str = stage, arrays: list[Array] = arrays) -> tuple[CallResult, CallResult]:
-            one = side_of("the first call", truths.of(problem), stage, first[stage], rounding_model)
-            return one, _combined_side(variant, stage, arrays, rounding_model, truths)
+            one = judge_call_result("the first call", truths.truth_of(problem), stage, first[stage], rounding_model)
+            return one, _combined_call_result(variant, stage, arrays, rounding_model, truths)
 
         compared, may_spread = variant.compared.get(stage), variant.nan_may_spread
-        judged = judge_arrays(stage, first[stage], combined, variant.what, sides, compared, nan_may_spread=may_spread)
+        judged = judge_arrays(
+            stage, first[stage], combined, variant.description, sides, compared, nan_may_spread=may_spread
+        )
         by_stage.append(judged)
     return max(by_stage, key=lambda result: result.verdict.severity)
 
 
-def _combined_side(
-    variant: PropertyVariant, stage: str, arrays: Sequence[Array], rounding_model: str, truths: Truths
+def _combined_call_result(
+    variant: PropertyVariant, stage: str, arrays: Sequence[Array], rounding_model: str, truths: TruthCache
 ) -> CallResult:
     """Compare each further call with its exact answer, and map all of it back to the first call."""
     sides = [
-        side_of(call.what, truths.of(call.exact_problem), stage, array, rounding_model)
+        judge_call_result(call.description, truths.truth_of(call.exact_problem), stage, array, rounding_model)
         for call, array in zip(variant.calls, arrays, strict=True)
     ]
     names = ("array", "exact", "allowed", "wrong", "is_open")
@@ -131,14 +133,16 @@ def _combined_side(
         variant.combine(stage, [getattr(side, name) for side in sides]) for name in names
     )
     factor = variant.factor
-    return CallResult(variant.what, times(combined, factor), exact * factor, allowed * factor, *flags)
+    return CallResult(
+        variant.description, multiply_by_power_of_two(combined, factor), exact * factor, allowed * factor, *flags
+    )
 
 
 def judge_arrays(
     stage: str,
     first: Array,
     second: Array,
-    what: str,
+    description: str,
     sides: Callable[[], tuple[CallResult, CallResult]],
     compared: Flags | None = None,
     *,
@@ -146,15 +150,19 @@ def judge_arrays(
 ) -> VariantResult:
     """Compare two results in the ``compared`` elements; ``sides`` is called if bits differ, for the exact answers."""
     if first.shape != second.shape or first.dtype != second.dtype:
-        message = f"{stage} is {first.dtype} {show(first.shape)}, and {second.dtype} {show(second.shape)}: {what}"
+        message = (
+            f"{stage} is {first.dtype} {show(first.shape)}, and {second.dtype} {show(second.shape)}: {description}"
+        )
         return VariantResult(PropertyOutcome.BROKEN, message, stage)
     chosen = np.broadcast_to(True if compared is None else compared, first.shape)
     differs = chosen & (bits(first) != bits(second)) & ~(_is_nan(first) & _is_nan(second))
     differing, elements = int(differs.sum()), int(chosen.sum())
     if not differing:
-        return VariantResult(PropertyOutcome.BITWISE, f"all {elements} elements: {what}", stage, elements=elements)
+        return VariantResult(
+            PropertyOutcome.BITWISE, f"all {elements} elements: {description}", stage, elements=elements
+        )
     first_side, second_side = (side.mapped(np.asarray) for side in sides())
-    judged = _judge_sides(stage, first_side, second_side, differs, chosen, nan_may_spread=nan_may_spread)
+    judged = _judge_by_errors(stage, first_side, second_side, differs, chosen, nan_may_spread=nan_may_spread)
     return replace(judged, differing=differing, elements=elements)
 
 
@@ -162,13 +170,16 @@ def _is_nan(array: Array) -> Flags:
     return np.isnan(array.astype(np.float64))
 
 
-_OTHER_ANSWER = "the two calls have not the same exact answer, so that they cannot be compared with each other"
+_DIFFERENT_ANSWERS_MESSAGE = (
+    "the two calls have not the same exact answer, so that they cannot be compared with each other"
+)
 _SAME = 2.0**-40
 """Relative to a number: an exact answer is enclosed far more narrowly."""
 _LEAST = 1e-300
+"""Smallest difference that counts: the numbers below it are near the underflow of float64."""
 
 
-def _judge_sides(
+def _judge_by_errors(
     stage: str, before: CallResult, after: CallResult, differs: Flags, chosen: Flags, *, nan_may_spread: bool
 ) -> VariantResult:
     """Judge two results with different bits; if ``nan_may_spread``, NaN only in the second is a convention."""
@@ -179,11 +190,11 @@ def _judge_sides(
     apart = chosen & apart & np.isfinite(before.exact) & np.isfinite(after.exact)
     if apart.any():
         element = _element_result(stage, before, after, index_of_largest(apart), PropertyOutcome.NOT_JUDGED)
-        return replace(element, message=_OTHER_ANSWER)
+        return replace(element, message=_DIFFERENT_ANSWERS_MESSAGE)
     spread = chosen & ~before.wrong & ~_is_nan(before.array) & _is_nan(after.array) & nan_may_spread
     wrong = chosen & (before.wrong | after.wrong) & ~spread
     if wrong.any():
-        return _element_result(stage, before, after, _worst(before, after, wrong), PropertyOutcome.BROKEN)
+        return _element_result(stage, before, after, _worst_element(before, after, wrong), PropertyOutcome.BROKEN)
     for elements, outcome in (
         (differs & (_is_nan(before.array) != _is_nan(after.array)) & ~spread, PropertyOutcome.BROKEN),
         (spread, PropertyOutcome.NAN),
@@ -191,10 +202,10 @@ def _judge_sides(
     ):
         if elements.any():
             return _element_result(stage, before, after, index_of_largest(elements), outcome)
-    return _element_result(stage, before, after, _worst(before, after, differs), PropertyOutcome.WITHIN_BOUNDS)
+    return _element_result(stage, before, after, _worst_element(before, after, differs), PropertyOutcome.WITHIN_BOUNDS)
 
 
-def _worst(before: CallResult, after: CallResult, among: Flags) -> tuple[int, ...]:
+def _worst_element(before: CallResult, after: CallResult, among: Flags) -> tuple[int, ...]:
     """Return the element with the largest error over its bound in either result."""
     ratios = np.maximum(quotient(before.error, before.allowed), quotient(after.error, after.allowed))
     return index_of_largest(np.where(among, np.where(np.isnan(ratios), np.inf, ratios), -1))
@@ -209,63 +220,65 @@ def _element_result(
     exact = float(before.exact[index])
     at = format_element(index, stage)
     differ = "" if np.isnan(second - first) else f", which differ by {abs(second - first):.3g}"
-    message = f"{at} is {first:.9g}, and {second:.9g} with {after.what}{differ}"
+    message = f"{at} is {first:.9g}, and {second:.9g} with {after.description}{differ}"
     if outcome is PropertyOutcome.NOT_JUDGED:
         message += "; there is no exact answer to hold them against"
     elif outcome is PropertyOutcome.NAN:
         message += "; what NaN does that no query may read is a convention"
     else:
         message += f"; exactly {exact:.9g}, where {bounds[0] + bounds[1]:.3g} is allowed for both together"
-        beyond = [side.what for side in (before, after) if side.wrong[index]]
+        beyond = [side.description for side in (before, after) if side.wrong[index]]
         if outcome is PropertyOutcome.BROKEN and beyond:
             message += f"; beyond its bound is {' and '.join(beyond)}"
     return VariantResult(outcome, message, stage, index_text(index), first, second, exact, *bounds)
 
 
-_STATISTIC = "log_sum_exp"
+_MERGE_STATISTIC = "log_sum_exp"
 
 
 def judge_merged(
     variant: PropertyVariant,
     problem: Problem,
-    first: Results,
-    others: Sequence[Results],
+    first: StageArrays,
+    others: Sequence[StageArrays],
     rounding_model: str,
-    truths: Truths,
+    truths: TruthCache,
 ) -> VariantResult:
     """Compare parts of the keys, merged by their outputs and log_sum_exps, with the output of all keys."""
-    if any(_STATISTIC not in part for part in others):
-        return VariantResult(PropertyOutcome.UNSUPPORTED, f"returns no {_STATISTIC} to merge by")
-    if any(np.isnan(part[_STATISTIC].astype(np.float64)).any() for part in others):
-        return VariantResult(PropertyOutcome.BROKEN, f"a {_STATISTIC} of a part is NaN", _STATISTIC)
+    if any(_MERGE_STATISTIC not in part for part in others):
+        return VariantResult(PropertyOutcome.UNSUPPORTED, f"returns no {_MERGE_STATISTIC} to merge by")
+    if any(np.isnan(part[_MERGE_STATISTIC].astype(np.float64)).any() for part in others):
+        return VariantResult(PropertyOutcome.BROKEN, f"a {_MERGE_STATISTIC} of a part is NaN", _MERGE_STATISTIC)
     outputs = np.stack([part["output"].astype(np.float64) for part in others])
-    statistics = np.stack([part[_STATISTIC].astype(np.float64) for part in others])
+    statistics = np.stack([part[_MERGE_STATISTIC].astype(np.float64) for part in others])
     # The oracle merges the returned parts; a part without a key has no weight.
     parts = Problem("merge_states", {}, {"outputs": outputs, "log_sum_exps": statistics}, "float64")
     merged = find_truth(parts, whole=True).exact["output"]
     rounded = merged.high.astype(first["output"].dtype)
 
     def sides() -> tuple[CallResult, CallResult]:
-        one = side_of("the first call", truths.of(problem), "output", first["output"], rounding_model)
+        one = judge_call_result("the first call", truths.truth_of(problem), "output", first["output"], rounding_model)
         bound = _merged_bound(variant, others, one.exact, rounding_model, truths) + merged.radius
         allowed = bound + np.spacing(np.abs(one.exact))
         with np.errstate(invalid="ignore"):
             error = np.abs(merged.high - one.exact)
         wrong = ~one.is_open & (np.isnan(error) | (error > allowed + one.allowed * 2.0**-50))
-        return one, CallResult(variant.what, merged.high, one.exact, allowed, wrong, one.is_open)
+        return one, CallResult(variant.description, merged.high, one.exact, allowed, wrong, one.is_open)
 
-    return judge_arrays("output", first["output"], rounded, variant.what, sides)
+    return judge_arrays("output", first["output"], rounded, variant.description, sides)
 
 
 def _merged_bound(
-    variant: PropertyVariant, others: Sequence[Results], whole: Real, rounding_model: str, truths: Truths
+    variant: PropertyVariant, others: Sequence[StageArrays], whole: Real, rounding_model: str, truths: TruthCache
 ) -> Real:
     """Return the largest error of the merged output, from the bounds of the parts."""
     exact, allowed, logs, widths = [], [], [], []
     for call, result in zip(variant.calls, others, strict=True):
-        truth = truths.of(call.exact_problem)
-        output = side_of(call.what, truth, "output", result["output"], rounding_model)
-        statistic = side_of(call.what, truth, _STATISTIC, result[_STATISTIC], rounding_model)
+        truth = truths.truth_of(call.exact_problem)
+        output = judge_call_result(call.description, truth, "output", result["output"], rounding_model)
+        statistic = judge_call_result(
+            call.description, truth, _MERGE_STATISTIC, result[_MERGE_STATISTIC], rounding_model
+        )
         empty = statistic.exact == -np.inf
         exact.append(np.where(empty[..., np.newaxis], 0.0, output.exact))
         allowed.append(np.where(empty[..., np.newaxis], 0.0, output.allowed))

@@ -19,16 +19,16 @@ from attncheck.execution.sessions import StepResult
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.execution.workers import Workers
 from attncheck.properties.calls import VARIANTS_OF
-from attncheck.properties.judging import Results, Truths, VariantResult, judge_variant
+from attncheck.properties.judging import StageArrays, TruthCache, VariantResult, judge_variant
 from attncheck.properties.variants import (
     AnyVariant,
     FurtherCall,
     NotApplicable,
-    Pair,
     PropertyVariant,
+    ResultPair,
     SessionVariant,
-    call_for,
-    result_of,
+    call_returning,
+    result_stage_names,
 )
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
@@ -85,32 +85,38 @@ def questions_of(cases: Sequence[Case], asking: Asking) -> list[PropertyQuestion
     return questions
 
 
-def ask_implementations(
+def judge_implementations(
     implementations: Sequence[Implementation], questions: Sequence[PropertyQuestion], asking: Asking
 ) -> list[Row]:
     """Test every property of every implementation, in worker processes."""
-    truths = Truths(asking.store)
-    return [row for implementation in implementations for row in _ask(implementation, questions, asking.limits, truths)]
+    truths = TruthCache(asking.store)
+    return [
+        row
+        for implementation in implementations
+        for row in _judge_implementation(implementation, questions, asking.limits, truths)
+    ]
 
 
-def _ask(
-    implementation: Implementation, questions: Sequence[PropertyQuestion], limits: Limits, truths: Truths
+def _judge_implementation(
+    implementation: Implementation, questions: Sequence[PropertyQuestion], limits: Limits, truths: TruthCache
 ) -> Iterator[Row]:
     for dtype in dict.fromkeys(question.dtype for question in questions):
         of_dtype = [question for question in questions if question.dtype == dtype]
         model = implementation.rounding_model(dtype)
         if model is None:
             lacking = VariantResult(PropertyOutcome.UNSUPPORTED, f"declares no {dtype}")
-            yield from (_row(implementation, question, "", lacking) for question in of_dtype)
+            yield from (_property_row(implementation, question, "", lacking) for question in of_dtype)
             continue
         with closing(Workers(limits, probes_state=False)) as workers:
             for question in of_dtype:
                 judge = _VariantJudge(implementation, question, workers, truths)
                 for variant in question.variants:
-                    yield _row(implementation, question, variant.what, judge.finding(variant))
+                    yield _property_row(implementation, question, variant.description, judge.judge(variant))
 
 
-def _row(implementation: Implementation, question: PropertyQuestion, variant: str, finding: VariantResult) -> Row:
+def _property_row(
+    implementation: Implementation, question: PropertyQuestion, variant: str, finding: VariantResult
+) -> Row:
     claim: str = getattr(implementation.entry, "properties", {}).get(question.name, "")
     place = (question.case.id, question.case.operation, question.dtype, implementation.name)
     row = Row(*place, comparison="property", property_name=question.name, variant=variant, claim=claim, **vars(finding))
@@ -123,7 +129,7 @@ class _VariantJudge:
     """Judges the variants of one question on one implementation; the first call is made once for all of them."""
 
     def __init__(
-        self, implementation: Implementation, question: PropertyQuestion, workers: Workers, truths: Truths
+        self, implementation: Implementation, question: PropertyQuestion, workers: Workers, truths: TruthCache
     ) -> None:
         self._implementation, self._question, self._workers, self._truths = implementation, question, workers, truths
         self._model = implementation.rounding_model(question.dtype) or "none"
@@ -132,43 +138,45 @@ class _VariantJudge:
         self._first: dict[tuple[str, ...], Outcome] = {}
         self._alone: dict[int, Outcome] = {}  # by problem; the question holds them all
 
-    def finding(self, variant: AnyVariant) -> VariantResult:
+    def judge(self, variant: AnyVariant) -> VariantResult:
         """Make the calls of a variant, and judge the results."""
         try:
-            return self._of_session(variant) if isinstance(variant, SessionVariant) else self._of_calls(variant)
-        except _NoResult as reason:
-            return reason.finding
+            return self._judge_session(variant) if isinstance(variant, SessionVariant) else self._judge_calls(variant)
+        except _MissingResult as reason:
+            return reason.judge
 
     @property
-    def _usual(self) -> GroupRunner[Any]:
+    def _shared_worker(self) -> GroupRunner[Any]:
         """The worker of calls without special needs."""
-        return self._worker(None)
+        return self._worker_with_threads(None)
 
-    def _worker(self, threads: int | None) -> GroupRunner[Any]:
+    def _worker_with_threads(self, threads: int | None) -> GroupRunner[Any]:
         return self._workers.worker_for(self._implementation, self._question.dtype, threads)
 
-    def _fresh(self) -> AbstractContextManager[GroupRunner[Any]]:
+    def _new_worker(self) -> AbstractContextManager[GroupRunner[Any]]:
         return self._workers.fresh(self._implementation, self._question.dtype)
 
-    def _of_calls(self, variant: PropertyVariant) -> VariantResult:
-        question, usual = self._question, self._usual
+    def _judge_calls(self, variant: PropertyVariant) -> VariantResult:
+        question, usual = self._question, self._shared_worker
         framework = self._implementation.entry.framework
         kinds = {kind for call in variant.calls for kind in call.problem.memory_layout.values()}
         if "reversed" in kinds and framework != _WITH_NEGATIVE_STRIDES:
             return VariantResult(PropertyOutcome.UNSUPPORTED, f"{framework} has no negative strides")
-        stages = variant.stages or result_of(question.problem)
+        stages = variant.stages or result_stage_names(question.problem)
         if stages not in self._first:
-            self._first[stages] = usual.evaluate(call_for(self._call_of(question.problem), stages))
-        first = _results(self._first[stages], stages, "the first call")
-        worker = self._worker(variant.threads) if variant.where == "threads" else usual
-        with self._fresh() if variant.where == "fresh process" else nullcontext(worker) as runner:
+            self._first[stages] = usual.evaluate(call_returning(self._declared_call(question.problem), stages))
+        first = _returned_stages(self._first[stages], stages, "the first call")
+        worker = self._worker_with_threads(variant.threads) if variant.process == "threads" else usual
+        with self._new_worker() if variant.process == "fresh process" else nullcontext(worker) as runner:
             others = [
-                _results(runner.evaluate(call_for(self._call_of(call.problem), stages)), stages, call.what)
+                _returned_stages(
+                    runner.evaluate(call_returning(self._declared_call(call.problem), stages)), stages, call.description
+                )
                 for call in variant.calls
             ]
         return judge_variant(variant, question.problem, first, others, self._model, self._truths)
 
-    def _as_read(self, problem: Problem) -> Problem:
+    def _problem_as_read(self, problem: Problem) -> Problem:
         """Return the problem that the function computes if it is called with ``problem``, by its declarations."""
         if id(problem) not in self._read:
             reading = problem_under_conventions(problem, self._conventions) if self._conventions else None
@@ -176,30 +184,30 @@ class _VariantJudge:
             self._read[id(problem)] = problem, read
         return self._read[id(problem)][1]
 
-    def _call_of(self, problem: Problem) -> Problem:
-        """Return the call by which the function computes ``problem``. Raises ``_NoResult`` if there is none."""
+    def _declared_call(self, problem: Problem) -> Problem:
+        """Return the call by which the function computes ``problem``. Raises ``_MissingResult`` if there is none."""
         call = rewrite_for_conventions(problem, self._conventions) if self._conventions else problem
         if call is None:
             declared = ", ".join(f"{name}={value}" for name, value in self._conventions.items())
             reason = f"declares {declared}, by which no call means what the property asks"
-            raise _NoResult(Failure("unsupported", reason), "the first call")
+            raise _MissingResult(Failure("unsupported", reason), "the first call")
         return call
 
-    def _of_session(self, variant: SessionVariant) -> VariantResult:
-        answer = self._usual.evaluate_session(variant.session)
+    def _judge_session(self, variant: SessionVariant) -> VariantResult:
+        answer = self._shared_worker.evaluate_session(variant.session)
         if isinstance(answer, Failure):
-            raise _NoResult(answer, variant.what)
-        judged = list(self._of_memory(variant, answer)) if variant.problem is not None else []
-        judged += [self._of_pair(pair, answer) for pair in variant.pairs]
+            raise _MissingResult(answer, variant.description)
+        judged = list(self._judge_memory(variant, answer)) if variant.problem is not None else []
+        judged += [self._judge_pair(pair, answer) for pair in variant.pairs]
         return max(judged, key=lambda result: result.verdict.severity)
 
-    def _of_memory(self, variant: SessionVariant, answer: Sequence[StepResult]) -> Iterator[VariantResult]:
+    def _judge_memory(self, variant: SessionVariant, answer: Sequence[StepResult]) -> Iterator[VariantResult]:
         """Judge if a call changed its inputs, or if its output changed or shares memory with them."""
         result = answer[0]
         is_of_inputs = self._question.name == "inputs_unchanged"
         changed = result.changed if is_of_inputs else result.altered
         if not isinstance(result.outcome, Computed) and not changed:
-            raise _NoResult(result.outcome, variant.what)
+            raise _MissingResult(result.outcome, variant.description)
         when = "after the call" if is_of_inputs else "after the next call"
         for element in changed:
             at, place = format_element(element.index, element.name), (element.name, index_text(element.index))
@@ -207,38 +215,40 @@ class _VariantJudge:
             yield VariantResult(PropertyOutcome.BROKEN, message, *place, element.before, element.after)
         for stage, name in () if is_of_inputs else result.shared:
             yield VariantResult(PropertyOutcome.BROKEN, f"{stage} is memory of the input {name}", stage)
-        yield VariantResult(PropertyOutcome.BITWISE, f"as before: {variant.what}")
+        yield VariantResult(PropertyOutcome.BITWISE, f"as before: {variant.description}")
 
-    def _of_pair(self, pair: Pair, answer: Sequence[StepResult]) -> VariantResult:
-        stages = result_of(pair.problem)
-        second = _results(answer[pair.second].outcome, stages, pair.what)
+    def _judge_pair(self, pair: ResultPair, answer: Sequence[StepResult]) -> VariantResult:
+        stages = result_stage_names(pair.problem)
+        second = _returned_stages(answer[pair.second].outcome, stages, pair.description)
         if pair.first is None:
             if id(pair.problem) not in self._alone:  # one call in a new process serves all pairs
-                with self._fresh() as runner:
-                    self._alone[id(pair.problem)] = runner.evaluate(call_for(pair.problem))
-            first = _results(self._alone[id(pair.problem)], stages, f"{pair.what}, in a process of its own")
+                with self._new_worker() as runner:
+                    self._alone[id(pair.problem)] = runner.evaluate(call_returning(pair.problem))
+            first = _returned_stages(
+                self._alone[id(pair.problem)], stages, f"{pair.description}, in a process of its own"
+            )
         else:
-            first = _results(answer[pair.first].outcome, stages, "the first call")
-        again = PropertyVariant(pair.what, (FurtherCall(pair.what, self._as_read(pair.problem)),))
-        return judge_variant(again, self._as_read(pair.problem), first, [second], self._model, self._truths)
+            first = _returned_stages(answer[pair.first].outcome, stages, "the first call")
+        again = PropertyVariant(pair.description, (FurtherCall(pair.description, self._problem_as_read(pair.problem)),))
+        return judge_variant(again, self._problem_as_read(pair.problem), first, [second], self._model, self._truths)
 
 
-class _NoResult(Exception):
+class _MissingResult(Exception):
     """A call returned no result to judge."""
 
-    def __init__(self, outcome: Outcome, what: str) -> None:
+    def __init__(self, outcome: Outcome, description: str) -> None:
         assert isinstance(outcome, Failure), "a call that gave a result is judged"
         kind = PropertyOutcome.UNSUPPORTED if outcome.verdict == "unsupported" else PropertyOutcome.FAILED
-        self.finding = VariantResult(kind, f"{outcome.verdict}: {outcome.message} ({what})")
-        super().__init__(self.finding.message)
+        self.judge = VariantResult(kind, f"{outcome.verdict}: {outcome.message} ({description})")
+        super().__init__(self.judge.message)
 
 
-def _results(outcome: Outcome, stages: Sequence[str], what: str) -> Results:
-    """Return the stages that a call returned. Raises ``_NoResult``."""
+def _returned_stages(outcome: Outcome, stages: Sequence[str], description: str) -> StageArrays:
+    """Return the stages that a call returned. Raises ``_MissingResult``."""
     if isinstance(outcome, Failure):
-        raise _NoResult(outcome, what)
+        raise _MissingResult(outcome, description)
     if missing := [stage for stage in stages if stage not in outcome.stages]:
-        raise _NoResult(Failure("unsupported", f"returns no {missing[0]}"), what)
+        raise _MissingResult(Failure("unsupported", f"returns no {missing[0]}"), description)
     return dict(outcome.stages)
 
 
@@ -267,29 +277,29 @@ def ask_properties(
     """
     backends = [item.entry.name for item in implementations]
     expected = [entry for entry in expected_failures_of(backends, lists) if entry.entry.property is not None]
-    rows = [marked(row, expected) for row in ask_implementations(implementations, questions, asking)]
+    rows = [mark_expected_failure(row, expected) for row in judge_implementations(implementations, questions, asking)]
     outdated = []
     for entry in expected if complete else ():
-        asked = [row for row in rows if _concerns(entry, row) and row.verdict in _JUDGED]
+        asked = [row for row in rows if _covers(entry, row) and row.verdict in _JUDGED_OUTCOMES]
         if asked and entry.must_happen and not any(row.verdict == PropertyOutcome.BROKEN for row in asked):
             message = f"an expected failure ({entry.location}) no longer happens; remove it"
             outdated.append(replace(asked[0], verdict=PropertyOutcome.XPASS.value, message=message, claim=""))
     return [*rows, *outdated]
 
 
-def marked(row: Row, expected: Iterable[ExpectedFailure]) -> Row:
+def mark_expected_failure(row: Row, expected: Iterable[ExpectedFailure]) -> Row:
     """Mark a failing row with the expected failure that covers it, if any."""
-    entry = next((listed for listed in expected if _concerns(listed, row)), None)
+    entry = next((listed for listed in expected if _covers(listed, row)), None)
     if entry is None or row.verdict != PropertyOutcome.BROKEN:
         return row
     return replace(row, xfail=True, message=f"{row.message}; expected: {entry.entry.reason}")
 
 
-def _concerns(expected: ExpectedFailure, row: Row) -> bool:
+def _covers(expected: ExpectedFailure, row: Row) -> bool:
     return expected.concerns(row.implementation, row.case, row.dtype, row.property_name)
 
 
-_JUDGED = (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS, PropertyOutcome.NAN, PropertyOutcome.BROKEN)
+_JUDGED_OUTCOMES = (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS, PropertyOutcome.NAN, PropertyOutcome.BROKEN)
 
 
 def described_call(question: PropertyQuestion) -> str:

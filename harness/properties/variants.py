@@ -19,7 +19,7 @@ from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import axis_lengths, optional_gradients, stage_axes
 from attncheck.spec import OPERATIONS, Axes, result_stages
 
-Change = Callable[[Array, int], Array]
+ArrayChange = Callable[[Array, int], Array]
 """Changes an array along an axis, which is counted from the end."""
 
 
@@ -27,60 +27,80 @@ class NotApplicable(Exception):
     """A property does not apply to a problem; the message is the reason."""
 
 
-def lengths_of(problem: Problem) -> Mapping[str, int]:
+def lengths_by_letter(problem: Problem) -> Mapping[str, int]:
     """Return the length of every axis by its letter; the keys of a problem with only scores are Lk, too."""
     shapes = {name: array.shape for name, array in problem.inputs.items()}
     return axis_lengths(problem.operation, problem.options, shapes)
 
 
-def result_of(problem: Problem) -> tuple[str, ...]:
-    """Return the stages that are the result of a problem."""
+def result_stage_names(problem: Problem) -> tuple[str, ...]:
+    """Return the stages that are the result of a problem.
+
+    Example:
+        >>> [result_stage_names(Problem(name, {}, {})) for name in ("attention", "softmax")]
+        [('output',), ('weights',)]
+    """
     return result_stages(problem.operation, problem.options, problem.inputs) or ("masked",)
 
 
-def call_for(problem: Problem, stages: Sequence[str] | None = None) -> Problem:
+def call_returning(problem: Problem, stages: Sequence[str] | None = None) -> Problem:
     """Return the call of a problem that returns these stages: by default the result."""
-    return replace(problem.as_call(), stages=tuple(stages or result_of(problem)))
+    return replace(problem.as_call(), stages=tuple(stages or result_stage_names(problem)))
 
 
-def change_along(problem: Problem, letters: Mapping[str, Change]) -> Problem:
-    """Change every input that has one of these axes; an axis of length 1 that is broadcast stays."""
+def change_along(problem: Problem, letters: Mapping[str, ArrayChange]) -> Problem:
+    """Change every input that has one of these axes; an axis of length 1 that is broadcast stays.
+
+    Example:
+        >>> arrays = {name: np.arange(3.0).reshape(1, 1, 3, 1) for name in ("query", "key", "value")}
+        >>> problem = Problem("attention", {}, {**arrays, "mask": np.array([[[[True, True, False]]]])})
+        >>> fewer = change_along(problem, {"Lk": take_indices([2, 0]), "T": take_indices([2, 0])})
+        >>> fewer.inputs["key"].ravel().tolist(), fewer.inputs["query"].shape, fewer.inputs["mask"].tolist()
+        ([2.0, 0.0], (1, 1, 3, 1), [[[[False, True]]]])
+    """
     changed: dict[str, Array] = {}
     for name, array in problem.inputs.items():
         for letter, change in letters.items():
-            if (axis := axis_of_input(problem, name, letter)) is not None:
+            if (axis := input_axis(problem, name, letter)) is not None:
                 changed[name] = np.ascontiguousarray(change(changed.get(name, array), axis))
     return problem.but(**changed)
 
 
-def axis_of_input(problem: Problem, name: str, letter: str) -> int | None:
+def input_axis(problem: Problem, name: str, letter: str) -> int | None:
     """Return an input's axis, from the end; None without one, or if it is broadcast."""
     return _axis(problem, problem.specs[name].axes, letter, problem.inputs[name].shape)
 
 
-def axis_of_stage(problem: Problem, stage: str, letter: str, shape: tuple[int, ...]) -> int | None:
+def stage_axis(problem: Problem, stage: str, letter: str, shape: tuple[int, ...]) -> int | None:
     """Return a stage's axis, from the end; None without one, or if it is broadcast."""
-    return _axis(problem, axes_of_stage(problem, stage), letter, shape)
+    return _axis(problem, result_axes(problem, stage), letter, shape)
 
 
-def axes_of_stage(problem: Problem, stage: str) -> Axes:
+def result_axes(problem: Problem, stage: str) -> Axes:
     """Return the axes of a stage: for the gradient of an optional input, those of that input."""
     if name := optional_gradients(problem.operation).get(stage):
         return problem.specs[name].axes
-    return stage_axes(problem.operation, {*lengths_of(problem), "H*Dv"})[stage]
+    return stage_axes(problem.operation, {*lengths_by_letter(problem), "H*Dv"})[stage]
 
 
 def _axis(problem: Problem, axes: Axes, letter: str, shape: tuple[int, ...]) -> int | None:
     if letter not in axes:
         return None
     axis = axes.index(letter) - len(axes)
-    if len(shape) < -axis or (shape[axis] == 1 and lengths_of(problem).get(letter, 1) != 1):
+    if len(shape) < -axis or (shape[axis] == 1 and lengths_by_letter(problem).get(letter, 1) != 1):
         return None
     return axis
 
 
 def allowed_keys(problem: Problem) -> NDArray[np.bool_]:
-    """Return flags of keys that queries may attend to, (B, H, Lq, T), for the problem without a layout."""
+    """Return flags of keys that queries may attend to, (B, H, Lq, T), for the problem without a layout.
+
+    Example:
+        >>> ones = {name: np.ones((1, 1, 3, 4)) for name in ("query", "key", "value")}
+        >>> problem = Problem("attention", {"is_causal": True}, {**ones, "key_lengths": np.array([2])})
+        >>> allowed_keys(problem)[0, 0].astype(int).tolist()
+        [[1, 0, 0], [1, 1, 0], [1, 1, 0]]
+    """
     plain = problem.without_layout().canonical()
     query, key = plain.inputs["query"], plain.inputs["key"]
     shape = (query.shape[0], query.shape[1], query.shape[-2], key.shape[-2])
@@ -107,30 +127,35 @@ def require_operation(problem: Problem, *names: str) -> None:
         raise NotApplicable(f"it says nothing of {problem.operation}")
 
 
-def taken(indices: Sequence[int] | NDArray[np.intp]) -> Change:
+def take_indices(indices: Sequence[int] | NDArray[np.intp]) -> ArrayChange:
     """Return a change that takes these indices along an axis, in this order."""
     return lambda array, axis: array.take(np.asarray(indices, np.intp), axis=axis)
 
 
-def times(array: Array, factor: float) -> Array:
-    """Multiply by a power of two, which rounds only tiny and huge numbers."""
+def multiply_by_power_of_two(array: Array, factor: float) -> Array:
+    """Multiply by a power of two, which rounds only tiny and huge numbers.
+
+    Example:
+        >>> multiply_by_power_of_two(np.array([1.5, 6e-8, 3e4], np.float16), 8.0).tolist()
+        [12.0, 4.76837158203125e-07, inf]
+    """
     if factor == 1:
         return array
     with np.errstate(over="ignore"):
         return (array.astype(np.float64) * factor).astype(array.dtype)
 
 
-def per_head(problem: Problem) -> bool:
+def has_head_axis(problem: Problem) -> bool:
     """Return whether the operation has an axis of heads and no projections."""
     operation = OPERATIONS[problem.operation]
     return not operation.has_projections and any("H" in spec.axes for spec in problem.specs.values())
 
 
-Combine = Callable[[str, Sequence[Array]], Array]
+CombineResults = Callable[[str, Sequence[Array]], Array]
 """Maps the results of calls back to the first call's, stage by stage, only by moving elements."""
 
 
-def only_one(stage: str, results: Sequence[Array]) -> Array:
+def single_result(stage: str, results: Sequence[Array]) -> Array:
     """Return the result of the only call, which has the first call's layout."""
     (result,) = results
     return result
@@ -140,7 +165,7 @@ def only_one(stage: str, results: Sequence[Array]) -> Array:
 class FurtherCall:
     """One further call; ``truth`` is the problem whose exact answer is right, by default ``problem``."""
 
-    what: str
+    description: str
     problem: Problem
     truth: Problem | None = None
 
@@ -160,26 +185,26 @@ class PropertyVariant:
     ``where`` is the process of the calls, which may have several ``threads``.
     """
 
-    what: str
+    description: str
     calls: tuple[FurtherCall, ...]
-    combine: Combine = only_one
+    combine: CombineResults = single_result
     factor: float = 1.0
     compared: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     stages: tuple[str, ...] | None = None
     is_merged: bool = False
     nan_may_spread: bool = False
-    where: Literal["here", "fresh process", "threads"] = "here"
+    process: Literal["here", "fresh process", "threads"] = "here"
     threads: int = 1
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class ResultPair:
     """Two results of a session, by the numbers of their steps, that have to be the same; ``problem`` has the truth.
 
     If the first number is None, the first result is that of a new process.
     """
 
-    what: str
+    description: str
     first: int | None
     second: int
     problem: Problem
@@ -192,9 +217,9 @@ class SessionVariant:
     With a ``problem``, the first step is its call, whose inputs and kept result must not change.
     """
 
-    what: str
+    description: str
     session: Session
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[ResultPair, ...] = ()
     problem: Problem | None = None
 
 

@@ -27,9 +27,9 @@ from attncheck.reading.problem import Problem
 from attncheck.searching.shapes import EDGES
 from attncheck.spec import HEADS, OPERATIONS, InputSpec, score_kind
 
-MAX_SPELLED = 128
+MAX_LISTED_ELEMENTS = 128
 """Arrays of at most so many numbers are passed to the loader as lists; for larger ones a file is quicker."""
-_FOR_FILES = ("projections", "poison")
+_FILE_ONLY_OPTIONS = ("projections", "poison")
 """Options for how a file writes its arrays: here the arrays are evaluated."""
 
 
@@ -44,7 +44,13 @@ def count_elements(problem: Problem) -> int:
 
 
 def has_nonfinite(problem: Problem) -> bool:
-    """Return whether inputs contain NaN or infinity, except for minus infinity that forbids a key."""
+    """Return whether inputs contain NaN or infinity, except for minus infinity that forbids a key.
+
+    Example:
+        >>> forbidden, unknown = np.full((1, 1, 1, 2), -np.inf), np.full((1, 1, 1, 2), np.nan)
+        >>> [has_nonfinite(Problem("attention", {}, {"bias": bias})) for bias in (forbidden, unknown)]
+        [False, True]
+    """
     for name, array in problem.inputs.items():
         allowed = problem.specs[name].may_be_infinite
         if array.dtype.kind == "f" and not (np.isfinite(array) | (allowed & np.isneginf(array))).all():
@@ -52,23 +58,25 @@ def has_nonfinite(problem: Problem) -> bool:
     return False
 
 
-_OF_NORMS = {"Nq": "H", "Nk": "Hkv"}
+_HEADS_OF_NORM_WIDTHS = {"Nq": "H", "Nk": "Hkv"}
 """Widths of norms -> the heads that a norm of the full width includes."""
 
 
-def axes_of(spec: InputSpec, options: Mapping[str, Any]) -> tuple[str, ...]:
+def input_axes(spec: InputSpec, options: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the letters of an input's axes; weights of norms have one width, or that of all heads."""
     [*_, last] = spec.axes
-    if last not in _OF_NORMS:
+    if last not in _HEADS_OF_NORM_WIDTHS:
         return spec.axes
-    return (f"{_OF_NORMS[last]}*D" if options.get("norm_over") == "full" else "D",)
+    return (f"{_HEADS_OF_NORM_WIDTHS[last]}*D" if options.get("norm_over") == "full" else "D",)
 
 
-def concrete_case(case: Case, dtype: str) -> Problem:
+def concrete_problem(case: Case, dtype: str) -> Problem:
     """Return the problem of any case in a dtype, without its expected numbers."""
     inputs = inputs_in(case, dtype).arrays
     specs = case.input_specs
-    options = {name: value for name, value in case.options.items() if name not in _FOR_FILES and value is not False}
+    options = {
+        name: value for name, value in case.options.items() if name not in _FILE_ONLY_OPTIONS and value is not False
+    }
     if not OPERATIONS[case.operation].has_projections:  # they described a merged layout; here heads have axes
         options = {name: value for name, value in options.items() if name not in HEADS}
     return Problem(
@@ -82,7 +90,7 @@ def concrete_case(case: Case, dtype: str) -> Problem:
     )
 
 
-def case_data(problem: Problem, inputs: Mapping[str, Any], name: str, found_by: str) -> dict[str, Any]:
+def case_file_content(problem: Problem, inputs: Mapping[str, Any], name: str, found_by: str) -> dict[str, Any]:
     """Return the content of a case file; ``inputs`` are in the form in which they are written."""
     options = {key: list(value) if isinstance(value, tuple) else value for key, value in problem.options.items()}
     numbers = (array for array in problem.inputs.values() if array.dtype.kind == "f")
@@ -105,7 +113,7 @@ def read_concrete(
     problem: Problem,
     folder: Path,
     identity: str,
-    max_spelled: int = MAX_SPELLED,
+    max_spelled: int = MAX_LISTED_ELEMENTS,
     title: str = "A drawn problem",
 ) -> Case:
     """Return the case that the harness judges. Raises ``CaseError`` if the problem is no case.
@@ -123,13 +131,13 @@ def read_concrete(
             file = f"{identity.rpartition('/')[2]}-{name}.npy"
             np.save(folder / file, array)
             inputs[name] = {"file": file}
-    return case_of_data(case_data(problem, inputs, title, "drawn"), folder, identity)
+    return case_of_data(case_file_content(problem, inputs, title, "drawn"), folder, identity)
 
 
-_SIZES = (0, 1, 8, 15, 16, 63, 64, 127, 128)
+_SIZE_CLASS_LIMITS = (0, 1, 8, 15, 16, 63, 64, 127, 128)
 """The largest size of each class except the last."""
-_SIZED = ("B", "H", "Lq", "Lk", "P", "T", "D", "Dv", "N", "Np", "Lp")
-_SURE, _SURE_UNNAMED = 2, 10
+_SIZED_AXES = ("B", "H", "Lq", "Lk", "P", "T", "D", "Dv", "N", "Np", "Lp")
+_MIN_NAMED_REFUSALS, _MIN_UNNAMED_REFUSALS = 2, 10
 """A feature that was refused so often, and never computed, counts as missing: if the implementation named it, and if it
 did not.
 """
@@ -137,26 +145,32 @@ did not.
 
 def features_of(problem: Problem) -> frozenset[str]:
     """Return the features of a problem in words."""
-    return frozenset(_features(problem))
+    return frozenset(_iterate_features(problem))
 
 
 def required_features(problem: Problem) -> frozenset[str]:
-    """Return the features that a problem requires besides the operation: options, optional inputs, shared heads."""
-    return frozenset({*_options(problem), *optional_inputs(problem), *_heads(problem)})
+    """Return the features that a problem requires besides the operation: options, optional inputs, shared heads.
+
+    Example:
+        >>> arrays = {"query": np.ones((1, 4, 2, 8)), "key": np.ones((1, 1, 2, 8)), "value": np.ones((1, 1, 2, 8))}
+        >>> sorted(required_features(Problem("attention", {"is_causal": True, "window": (3, None)}, arrays)))
+        ['is_causal', 'one head shared', 'window some none']
+    """
+    return frozenset({*_option_features(problem), *optional_inputs(problem), *_head_features(problem)})
 
 
-def identity_of(problem: Problem, name: str) -> str:
+def drawn_case_id(problem: Problem, name: str) -> str:
     """Return the id of a drawn problem in lists of expected failures: search/<operation>/<its features>/<name>."""
     words = [*sorted(required_features(problem)), *(["nonfinite"] if has_nonfinite(problem) else [])]
     return f"search/{problem.operation}/{slug(' '.join(words)) or 'plain'}/{name}"
 
 
-def _features(problem: Problem) -> Iterator[str]:
+def _iterate_features(problem: Problem) -> Iterator[str]:
     yield f"dtype {problem.dtype}"
     yield f"regime {problem.regime}"
     yield f"special {problem.special}"
-    yield from _options(problem)
-    yield from _heads(problem)
+    yield from _option_features(problem)
+    yield from _head_features(problem)
     for name in optional_inputs(problem):
         spread = problem.specs[name].broadcast
         along = [
@@ -168,10 +182,10 @@ def _features(problem: Problem) -> Iterator[str]:
     for name, layout in problem.memory_layout.items():
         yield f"{name} {layout}"
     lengths = problem.lengths
-    for letter in _SIZED:
+    for letter in _SIZED_AXES:
         if letter in lengths:
             length = lengths[letter]
-            yield f"{letter} class {sum(length > most for most in _SIZES)}"
+            yield f"{letter} class {sum(length > most for most in _SIZE_CLASS_LIMITS)}"
             if length > 8 and length in EDGES:
                 yield f"{letter} = {length}"
     if lengths.get("D") != lengths.get("Dv", lengths.get("D")):
@@ -180,7 +194,7 @@ def _features(problem: Problem) -> Iterator[str]:
         yield "as many queries as keys"
 
 
-def _options(problem: Problem) -> Iterator[str]:
+def _option_features(problem: Problem) -> Iterator[str]:
     for name, value in problem.options.items():
         match value:
             case str():
@@ -196,7 +210,7 @@ def _options(problem: Problem) -> Iterator[str]:
                 yield name
 
 
-def _heads(problem: Problem) -> Iterator[str]:
+def _head_features(problem: Problem) -> Iterator[str]:
     lengths = problem.lengths
     if "Hkv" in lengths and lengths["Hkv"] < lengths.get("H", 0):
         yield "one head shared" if lengths["Hkv"] == 1 else "heads shared"
@@ -214,7 +228,7 @@ _KIND_WEIGHT = 30
 
 
 @dataclass
-class Seen:
+class FeatureCounts:
     """Counts of drawn features and pairs of features, and the features that were refused or computed."""
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -222,20 +236,28 @@ class Seen:
     answered: set[str] = field(default_factory=set)
 
     def novelty(self, problem: Problem) -> float:
-        """Return the novelty of a problem: a feature or pair counts 1 if it was never drawn, and less each time."""
+        """Return the novelty of a problem: a feature or pair counts 1 if it was never drawn, and less each time.
+
+        Example:
+            >>> counts, problem = FeatureCounts(), Problem("softmax", {}, {"scores": np.ones((1, 1, 2, 3))})
+            >>> before = counts.novelty(problem)
+            >>> counts.add(problem)
+            >>> counts.novelty(problem) / before
+            0.25
+        """
         of_kind = _KIND_WEIGHT / (1 + self.counts[kind_of(problem)]) ** 2
-        return of_kind + sum(1 / (1 + self.counts[key]) ** 2 for key in _keys(problem))
+        return of_kind + sum(1 / (1 + self.counts[key]) ** 2 for key in _feature_keys(problem))
 
     def add(self, problem: Problem) -> None:
         """Count the features of a problem that is run."""
-        self.counts.update(_keys(problem))
+        self.counts.update(_feature_keys(problem))
 
-    def note(self, problem: Problem, *, is_refused: bool, lacks: Collection[str] = ()) -> None:
+    def record_answer(self, problem: Problem, *, is_refused: bool, lacks: Collection[str] = ()) -> None:
         """Record if an implementation refused a problem; ``lacks`` are the features that it named.
 
         A missing function counts for the operation. If no named feature is one of the problem, any may be the reason.
         """
-        asked = _refusable(problem)
+        asked = _refusable_features(problem)
         if not is_refused:
             self.answered |= asked
             return
@@ -246,27 +268,29 @@ class Seen:
 
     def is_likely_refused(self, problem: Problem) -> bool:
         """Return whether a feature of a problem was always refused."""
-        kind, asked = kind_of(problem), _refusable(problem)
-        return any(self.refused[word] >= _SURE and word not in self.answered for word in asked) or any(
-            self.refused[f"{kind}: {word}"] >= _SURE_UNNAMED and word not in self.answered for word in asked
+        kind, asked = kind_of(problem), _refusable_features(problem)
+        return any(self.refused[word] >= _MIN_NAMED_REFUSALS and word not in self.answered for word in asked) or any(
+            self.refused[f"{kind}: {word}"] >= _MIN_UNNAMED_REFUSALS and word not in self.answered for word in asked
         )
 
     @property
-    def surely_refused(self) -> frozenset[str]:
+    def always_refused(self) -> frozenset[str]:
         """The features that were always refused, by an implementation that named them."""
-        return frozenset(name for name, count in self.refused.items() if count >= _SURE and name not in self.answered)
+        return frozenset(
+            name for name, count in self.refused.items() if count >= _MIN_NAMED_REFUSALS and name not in self.answered
+        )
 
-    def record(self) -> dict[str, Any]:
+    def as_record(self) -> dict[str, Any]:
         """Return the content of the file that stores the state."""
         return {"counts": dict(self.counts), "refused": dict(self.refused), "answered": sorted(self.answered)}
 
 
-def _refusable(problem: Problem) -> set[str]:
+def _refusable_features(problem: Problem) -> set[str]:
     """Return the features that an implementation may lack: operation, dtype, options, inputs, shared heads."""
     return {kind_of(problem), f"dtype {problem.dtype}", *required_features(problem)}
 
 
-def _keys(problem: Problem) -> Iterator[str]:
+def _feature_keys(problem: Problem) -> Iterator[str]:
     kind, features = kind_of(problem), sorted(features_of(problem))
     yield kind
     for feature in features:

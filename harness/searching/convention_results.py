@@ -46,15 +46,15 @@ def write_conventions(
     """
     asked_dtypes = tuple(dict.fromkeys(dtypes.values()))
     results = ProbeResults.begin(writer, chosen, asked_dtypes, limits)
-    cases = {question.name: _case_of(question, writer.directory, asked_dtypes[0]) for question in QUESTIONS}
+    cases = {question.name: _write_question_case(question, writer.directory, asked_dtypes[0]) for question in QUESTIONS}
     for name, answers in measured.items():
         for answer in answers:
             case = cases[answer.question.name]
-            results.add(case, [_row(answer, replace(blank_row(case, dtypes[name]), implementation=name))])
+            results.add(case, [_measured_row(answer, replace(blank_row(case, dtypes[name]), implementation=name))])
     results.write()
 
 
-def _case_of(question: ConventionQuestion, folder: Path, dtype: str) -> Case:
+def _write_question_case(question: ConventionQuestion, folder: Path, dtype: str) -> Case:
     """Write the call of a question as a case file, and return the case."""
     call = question.call
     problem = Problem(call.operation, call.options, call.inputs, dtype, stages=(question.stage,))
@@ -63,7 +63,7 @@ def _case_of(question: ConventionQuestion, folder: Path, dtype: str) -> Case:
     )
 
 
-def _row(answer: MeasuredConvention, blank: Row) -> Row:
+def _measured_row(answer: MeasuredConvention, blank: Row) -> Row:
     means, row = f"it means: {answer.means}", replace(blank, stage=answer.question.stage)
     if answer.kind in ("unsupported", "failed"):
         verdict = Verdict.UNSUPPORTED if answer.kind == "unsupported" else Verdict.ERROR

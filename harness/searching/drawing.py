@@ -1,8 +1,8 @@
 """The arrays of a random problem, each drawn by its row of the specification: by its axes and kind of numbers.
 
-A regime is a distribution of numbers. It draws a query, a key and a value, (..., L, width), in float64. In ``GENERIC``
-regimes, rounding errors behave like noise; the others are structured: their errors are correlated, and statistics do
-not apply.
+A regime is a distribution of numbers. It draws a query, a key and a value, (..., L, width), in float64. In
+``NOISE_LIKE_REGIMES``, rounding errors behave like noise. The other regimes are structured: errors are correlated,
+and statistics do not apply.
 
 Some masks and biases are those of real models: by position, by block, by document. Random numbers seldom have such a
 form, so they would not find faults that need it.
@@ -23,7 +23,7 @@ from attncheck.backends import numpy_backend
 from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
 from attncheck.reading.lowering import Array, expand_blocks, with_poison
 from attncheck.reading.problem import Problem
-from attncheck.searching.concrete import axes_of
+from attncheck.searching.concrete import input_axes
 from attncheck.searching.shapes import Random, Real
 from attncheck.spec import (
     OPERATIONS,
@@ -39,44 +39,44 @@ from attncheck.spec.dtypes import largest_number
 
 Inputs = dict[str, Array]
 
-Triple: TypeAlias = tuple[Real, Real, Real]
-_LOOKED_AT = 256
+QueryKeyValue: TypeAlias = tuple[Real, Real, Real]
+_MAX_MEASURED_ROWS = 256
 """Products of so many rows of queries and of keys are measured."""
 
 
-def _normal(random: Random, *shapes: Shape) -> Triple:
+def _draw_normal(random: Random, *shapes: Shape) -> QueryKeyValue:
     query, key, value = (random.randn(*shape) for shape in shapes)
     return query, key, value
 
 
-def _changed_normal(change: Callable[[Random, Real, Real, Real], Triple]) -> Callable[..., Triple]:
+def _draw_changed_normal(change: Callable[[Random, Real, Real, Real], QueryKeyValue]) -> Callable[..., QueryKeyValue]:
     """Draw normal numbers, and change them."""
-    return lambda random, *shapes: change(random, *_normal(random, *shapes))
+    return lambda random, *shapes: change(random, *_draw_normal(random, *shapes))
 
 
-def _drawn_alike(draw: Callable[[Random, Shape], Real]) -> Callable[..., Triple]:
+def _draw_independently(draw: Callable[[Random, Shape], Real]) -> Callable[..., QueryKeyValue]:
     """Draw query, key and value from the same distribution, independently."""
 
-    def drawn(random: Random, *shapes: Shape) -> Triple:
+    def drawn(random: Random, *shapes: Shape) -> QueryKeyValue:
         query, key, value = (draw(random, shape) for shape in shapes)
         return query, key, value
 
     return drawn
 
 
-def _uniform(random: Random, *shapes: Shape) -> Triple:
+def _draw_uniform(random: Random, *shapes: Shape) -> QueryKeyValue:
     low = random.choice([-1.0, 0.0])
-    return _drawn_alike(lambda random, shape: random.uniform(low, 1, shape))(random, *shapes)
+    return _draw_independently(lambda random, shape: random.uniform(low, 1, shape))(random, *shapes)
 
 
-def _logits_80(random: Random, query: Real, key: Real, value: Real) -> Triple:
+def _scale_logits_to_80(random: Random, query: Real, key: Real, value: Real) -> QueryKeyValue:
     width = min(query.shape[-1], key.shape[-1])
-    rows, columns = (array.reshape(-1, array.shape[-1])[:_LOOKED_AT, :width] for array in (query, key))
+    rows, columns = (array.reshape(-1, array.shape[-1])[:_MAX_MEASURED_ROWS, :width] for array in (query, key))
     largest = np.abs(rows @ columns.T).max(initial=1e-9) / math.sqrt(width)
     return query * (80 / largest), key, value
 
 
-def _cancelling(random: Random, query: Real, key: Real, value: Real) -> Triple:
+def _make_products_cancel(random: Random, query: Real, key: Real, value: Real) -> QueryKeyValue:
     """Make columns in pairs whose products cancel except for a small part."""
     half = min(query.shape[-1], key.shape[-1]) // 2
     query[..., half : 2 * half] = query[..., :half]
@@ -84,7 +84,7 @@ def _cancelling(random: Random, query: Real, key: Real, value: Real) -> Triple:
     return query * 10 ** random.uniform(0, 2), key, value
 
 
-def _common_offset(random: Random, query: Real, key: Real, value: Real) -> Triple:
+def _add_common_offset(random: Random, query: Real, key: Real, value: Real) -> QueryKeyValue:
     """Make one column whose product adds nearly the same large number to every logit."""
     offset = math.sqrt(10 ** random.uniform(1, 3) * math.sqrt(query.shape[-1]))
     query[..., 0] += offset
@@ -92,44 +92,50 @@ def _common_offset(random: Random, query: Real, key: Real, value: Real) -> Tripl
     return query, key, value
 
 
-def _repeated_keys(random: Random, query: Real, key: Real, value: Real) -> Triple:
+def _repeat_keys(random: Random, query: Real, key: Real, value: Real) -> QueryKeyValue:
     keys = key.shape[-2]
     return query, key[..., random.randint(0, max(1, keys // 4), keys), :], value
 
 
-def _tiny(random: Random, *shapes: Shape) -> Triple:
+def _draw_tiny(random: Random, *shapes: Shape) -> QueryKeyValue:
     """Draw products that underflow in float32, and weights that are nearly uniform."""
-    query, key, value = (array * 10 ** random.uniform(-25, -2) for array in _normal(random, *shapes))
+    query, key, value = (array * 10 ** random.uniform(-25, -2) for array in _draw_normal(random, *shapes))
     return query, key, value
 
 
-REGIMES: Mapping[str, Callable[..., Triple]] = {
-    "normal": _normal,
-    "uniform": _uniform,
-    "peaky": _changed_normal(lambda random, q, k, v: (q * random.uniform(4, 30), k, v)),
-    "logits 80": _changed_normal(_logits_80),
-    "tiny": _tiny,
-    "cancelling": _changed_normal(_cancelling),
-    "common offset": _changed_normal(_common_offset),
-    "heavy-tailed": _drawn_alike(lambda random, shape: random.standard_t(1.5, shape)),
-    "repeated keys": _changed_normal(_repeated_keys),
-    "offset values": _changed_normal(lambda random, q, k, v: (q, k, v + 10 ** random.uniform(1, 6))),
-    "heavy values": _changed_normal(lambda random, q, k, v: (q, k, v * np.exp(4 * random.randn(*v.shape)))),
-    "small integers": _drawn_alike(lambda random, shape: random.randint(-4, 5, shape).astype(np.float64)),
+REGIMES: Mapping[str, Callable[..., QueryKeyValue]] = {
+    "normal": _draw_normal,
+    "uniform": _draw_uniform,
+    "peaky": _draw_changed_normal(lambda random, q, k, v: (q * random.uniform(4, 30), k, v)),
+    "logits 80": _draw_changed_normal(_scale_logits_to_80),
+    "tiny": _draw_tiny,
+    "cancelling": _draw_changed_normal(_make_products_cancel),
+    "common offset": _draw_changed_normal(_add_common_offset),
+    "heavy-tailed": _draw_independently(lambda random, shape: random.standard_t(1.5, shape)),
+    "repeated keys": _draw_changed_normal(_repeat_keys),
+    "offset values": _draw_changed_normal(lambda random, q, k, v: (q, k, v + 10 ** random.uniform(1, 6))),
+    "heavy values": _draw_changed_normal(lambda random, q, k, v: (q, k, v * np.exp(4 * random.randn(*v.shape)))),
+    "small integers": _draw_independently(lambda random, shape: random.randint(-4, 5, shape).astype(np.float64)),
 }
 
-GENERIC = frozenset({"normal", "uniform", "peaky", "logits 80", "common offset", "heavy-tailed", "heavy values"})
+NOISE_LIKE_REGIMES = frozenset(
+    {"normal", "uniform", "peaky", "logits 80", "common offset", "heavy-tailed", "heavy values"}
+)
 
 
-_LENGTHS = frozenset({"B", "N", "H", "Hkv", "Lq", "Lk", "T", "P", "Np", "Lp", "Lr"})
+_LENGTH_AXES = frozenset({"B", "N", "H", "Hkv", "Lq", "Lk", "T", "P", "Np", "Lp", "Lr"})
 """Axes other than widths of vectors."""
-_KEYS = ("Lk", "T", "P", "Lp")
-_SCORES = STAGE_SPECS["scores"].axes
-_SELDOM = 0.08
+_KEY_AXES = ("Lk", "T", "P", "Lp")
+_SCORE_AXES = STAGE_SPECS["scores"].axes
+_MINUS_INFINITY_SHARE = 0.08
+"""Share of logits of an added key that are minus infinity. A choice: with more, that key rarely has a weight."""
 _SHARE_OF_RANGE = 0.9
-_BLOCK_SCALES, _ZERO_POINTS = 2.0, 4
-_TILES = (1, 2, 3, 16, 64)
-_VECTOR_LENGTHS = 0.05, 10.0
+"""Largest share of the range of a code format that inputs fill: below 1, as rounding the scale may enlarge codes."""
+_MAX_BLOCK_SCALE_LOG2, _MAX_ZERO_POINT = 2.0, 4
+"""Block scales are drawn from 1/4 to 4, zero points up to half the range of 4 bits. A choice: others are as valid."""
+_MASK_BLOCK_SIZES = (1, 2, 3, 16, 64)
+"""Sides of the blocks of block masks: small ones fit into drawn lengths, 16 and 64 are tile sizes of kernels."""
+_SAFE_MAGNITUDES = 0.05, 10.0
 """Range of the largest number of a vector for a cosine: its square is a normal number in every dtype."""
 
 
@@ -149,63 +155,65 @@ class DrawnInputs:
     def __post_init__(self) -> None:
         self.lengths = self.problem.lengths
         for name, array in self.problem.inputs.items():
-            self._draw(name, self.problem.specs[name], array.shape)
+            self._draw_input(name, self.problem.specs[name], array.shape)
         for name in self.inputs:
             if self.problem.specs[name].coded_with in self.inputs and not self.problem.specs[name].of_blocks:
-                self._store_in_codes(name)
-        self._relate()
+                self._choose_code_scales(name)
+        self._relate_inputs()
 
-    def _draw(self, name: str, spec: InputSpec, shape: Shape) -> None:
+    def _draw_input(self, name: str, spec: InputSpec, shape: Shape) -> None:
         """Draw an input, and together with the first operand the others that belong to it."""
         if name in self.inputs:
             return
-        axes = self._axes(name)
+        axes = self._axes_of_input(name)
         if spec.boolean:
-            self.inputs[name] = self._mask(shape)
+            self.inputs[name] = self._draw_mask(shape)
         elif spec.whole:
-            self.inputs[name] = self._counts(spec, shape)
+            self.inputs[name] = self._draw_counts(spec, shape)
         elif "R" in axes:
             angles = self.random.uniform(-np.pi, np.pi, shape)
             both = {"cos": np.cos(angles), "sin": np.sin(angles)}
-            self.inputs |= {table: both[table[-3:]] for table in self.problem.inputs if self._axes(table) == axes}
-        elif axes == _SCORES:
-            self.inputs[name] = self._scores(shape) if spec.required else self._bias(shape)
+            self.inputs |= {
+                table: both[table[-3:]] for table in self.problem.inputs if self._axes_of_input(table) == axes
+            }
+        elif axes == _SCORE_AXES:
+            self.inputs[name] = self._draw_scores(shape) if spec.required else self._draw_bias(shape)
         elif spec.statistics:  # log-sum-exps of any size around any number
             around = float(self.random.choice([0, 0, -90, -120, -800, 90, 800]))
             self.inputs[name] = np.asarray(around + 10 ** self.random.uniform(-2, 2.5) * self.random.randn(*shape))
-        elif role_of(axes) is not None and not spec.of_blocks:
+        elif operand_role(axes) is not None and not spec.of_blocks:
             self._draw_operands(name, axes, shape)
         else:
-            self.inputs[name] = self._parameters(spec, axes, shape)
+            self.inputs[name] = self._draw_parameters(spec, axes, shape)
 
-    def _axes(self, name: str) -> tuple[str, ...]:
-        return axes_of(self.problem.specs[name], self.problem.options)
+    def _axes_of_input(self, name: str) -> tuple[str, ...]:
+        return input_axes(self.problem.specs[name], self.problem.options)
 
     def _draw_operands(self, name: str, axes: tuple[str, ...], shape: Shape) -> None:
         """Draw a query together with the first key and the first value, and any other operand separately."""
-        group = {**dict.fromkeys(QUERY_KEY_VALUE, ""), str(role_of(axes)): name}
-        if role_of(axes) == QUERY_KEY_VALUE[0]:
+        group = {**dict.fromkeys(QUERY_KEY_VALUE, ""), str(operand_role(axes)): name}
+        if operand_role(axes) == QUERY_KEY_VALUE[0]:
             for operand in self.problem.inputs:
-                role = role_of(self._axes(operand))
+                role = operand_role(self._axes_of_input(operand))
                 if role and not group[role] and self.problem.specs[operand].is_number:
                     group[role] = operand
         shapes, positions = [], []
         for operand in group.values():
             lengths = self.problem.inputs[operand].shape if operand else shape
-            position = row_axis(self._axes(operand or name))
+            position = row_axis(self._axes_of_input(operand or name))
             shapes.append((*lengths[:position], *lengths[position + 1 : -1], lengths[position], lengths[-1]))
             positions.append(position)
         arrays = REGIMES[self.problem.regime](self.random, *shapes)
         for operand, array, position in zip(group.values(), arrays, positions, strict=True):
             if operand and operand not in self.inputs:
-                kept = _with_safe_length(array) if self._has_cosine else array
+                kept = _rescale_unsafe_vectors(array) if self._has_cosine else array
                 self.inputs[operand] = np.ascontiguousarray(np.moveaxis(kept, -2, position))
 
     @property
     def _has_cosine(self) -> bool:
         return score_kind(self.problem.operation, self.problem.options) == "cosine"
 
-    def _scores(self, shape: Shape) -> Array:
+    def _draw_scores(self, shape: Shape) -> Array:
         """Draw scores of queries and keys of a regime, some of them forbidden."""
         *outer, queries, keys = shape
         width = int(self.random.randint(1, 33))
@@ -213,23 +221,27 @@ class DrawnInputs:
         query, key, _ = REGIMES[self.problem.regime](self.random, *shapes)
         scores: Real = query @ key.swapaxes(-1, -2) / math.sqrt(width)
         if self.problem.specs.keys() == self.problem.inputs.keys() and self.random.rand() < 1 / 2:
-            return np.where(self._mask(shape), scores, -np.inf)
+            return np.where(self._draw_mask(shape), scores, -np.inf)
         return scores
 
-    def _parameters(self, spec: InputSpec, axes: tuple[str, ...], shape: Shape) -> Array:
+    def _draw_parameters(self, spec: InputSpec, axes: tuple[str, ...], shape: Shape) -> Array:
         """Draw weights that keep the size of vectors, factors, biases, or logits of one more key."""
         random = self.random
         if spec.of_blocks:
-            zeros = random.randint(-_ZERO_POINTS, _ZERO_POINTS + 1, shape).astype(np.float64)
-            return zeros if spec.coded_with else 2 ** random.uniform(-_BLOCK_SCALES, _BLOCK_SCALES, shape)
+            zeros = random.randint(-_MAX_ZERO_POINT, _MAX_ZERO_POINT + 1, shape).astype(np.float64)
+            return (
+                zeros if spec.coded_with else 2 ** random.uniform(-_MAX_BLOCK_SCALE_LOG2, _MAX_BLOCK_SCALE_LOG2, shape)
+            )
         if len(axes) > 1 and not spec.broadcast:
             return random.randn(*shape) / math.sqrt(shape[-2])
         if spec.neutral == 1 or (spec.broadcast and spec.required):
             return random.uniform(-2, 2, shape)
         numbers = random.randn(*shape) * 10 ** random.uniform(-1, 1.3 if spec.may_be_infinite else 1)
-        return np.where(random.rand(*shape) < _SELDOM, -np.inf, numbers) if spec.may_be_infinite else numbers
+        return (
+            np.where(random.rand(*shape) < _MINUS_INFINITY_SHARE, -np.inf, numbers) if spec.may_be_infinite else numbers
+        )
 
-    def _counts(self, spec: InputSpec, shape: Shape) -> Array:
+    def _draw_counts(self, spec: InputSpec, shape: Shape) -> Array:
         """Draw counts of an axis, the limits of sequences along it, or positions in it."""
         random, most = self.random, self.lengths[spec.at_most]
         if spec.axes == ("S1",):
@@ -240,7 +252,7 @@ class DrawnInputs:
             return random.permutation(most)[: math.prod(shape)].reshape(shape)
         return random.randint(0, most + 1, shape)
 
-    def _store_in_codes(self, name: str) -> None:
+    def _choose_code_scales(self, name: str) -> None:
         """Draw factors for all, for each head or for each key, so that an input fills the range of its format."""
         stem, options = STEMS[name], self.problem.options
         factor, blocks = f"{stem}_scale", f"{stem}_block_scale"
@@ -254,13 +266,13 @@ class DrawnInputs:
         self.inputs[factor] = largest / most * self.random.uniform(1, 1.9)
         self.inputs[name] = array / self.inputs[factor][..., np.newaxis]
 
-    def _relate(self) -> None:
+    def _relate_inputs(self) -> None:
         """Limit counts to their sequences, draw related parts, poison keys that no query may use, and share arrays."""
         inputs, random = self.inputs, self.random
         if "cu_seqlens_k" in inputs and "key_lengths" in inputs:
             inputs["key_lengths"] = np.minimum(inputs["key_lengths"], np.diff(inputs["cu_seqlens_k"]))
         if OPERATIONS[self.problem.operation].has_parts:
-            self._relate_parts()
+            self._draw_parts()
         can_be_poisoned = "poison" in OPERATIONS[self.problem.operation].options and "key_scale" not in inputs
         if can_be_poisoned and "key_lengths" in inputs and random.rand() < 0.3:
             self.inputs = with_poison({"poison": "nan"}, inputs, "float64")
@@ -270,7 +282,7 @@ class DrawnInputs:
                 self.inputs |= alike
                 self.forms.append("self")
 
-    def _relate_parts(self) -> None:
+    def _draw_parts(self) -> None:
         """Replace the parts to merge by parts of one attention, or keep the drawn ones; some parts are empty."""
         outputs, log_sum_exps = (self.inputs[name] for name in ("outputs", "log_sum_exps"))
         random = self.random
@@ -294,15 +306,15 @@ class DrawnInputs:
         in_base = math.log(2) if self.problem.options.get("lse_base") == "2" else 1.0
         self.inputs |= {"outputs": outputs, "log_sum_exps": log_sum_exps / in_base}
 
-    def _distance(self, queries: int, keys: int) -> NDArray[np.int64]:
+    def _key_distances(self, queries: int, keys: int) -> NDArray[np.int64]:
         """Return position of key minus position of query; the first queries or the last ones align with the keys."""
         offset = self.lengths.get("P", 0) if self.random.rand() < 0.5 else max(keys - queries, 0)
         return np.arange(keys) - (offset + np.arange(queries))[:, np.newaxis]
 
-    def _mask(self, shape: Shape) -> Array:
+    def _draw_mask(self, shape: Shape) -> Array:
         """Draw a mask; on scores it may mask whole keys, blocks or documents, and all keys of a row."""
         random = self.random
-        if len(shape) != len(_SCORES):
+        if len(shape) != len(_SCORE_AXES):
             return np.asarray(random.rand(*shape) < random.choice([0.5, 0.8]))
         form = str(random.choice(["padding", "random", "random", "blocks", "documents"]))
         self.forms.append(f"mask {form}")
@@ -310,19 +322,19 @@ class DrawnInputs:
         if form == "padding":
             allowed = np.arange(keys) < random.randint(1, keys + 1, (batch, 1, 1, 1))
         elif form == "blocks":
-            tile = int(random.choice(_TILES))
+            tile = int(random.choice(_MASK_BLOCK_SIZES))
             table = random.rand(-(-queries // tile), -(-keys // tile)) < 0.6
             allowed = np.repeat(np.repeat(table, tile, 0), tile, 1)[:queries, :keys]
         elif form == "documents":
-            allowed = self._documents(queries, keys)
+            allowed = self._draw_document_mask(queries, keys)
         else:
             allowed = random.rand(*shape) < random.choice([0.5, 0.9])
             allowed[..., random.rand(queries) < 0.1, :] = False  # rows without a key
         return np.ascontiguousarray(np.broadcast_to(allowed, shape))
 
-    def _documents(self, queries: int, keys: int) -> Array:
+    def _draw_document_mask(self, queries: int, keys: int) -> Array:
         """Mask all keys outside the query's document, causally or not, perhaps except for the first tokens."""
-        random, distance = self.random, self._distance(queries, keys)
+        random, distance = self.random, self._key_distances(queries, keys)
         edges = np.sort(random.randint(0, keys + 1, random.randint(1, 5)))
         of_key = np.searchsorted(edges, np.arange(keys), side="right")
         place = np.clip(np.arange(keys)[np.newaxis] - distance, 0, max(keys - 1, 0))
@@ -333,7 +345,7 @@ class DrawnInputs:
             allowed[:, :2] |= distance[:, :2] <= 0
         return np.asarray(allowed)
 
-    def _bias(self, shape: Shape) -> Array:
+    def _draw_bias(self, shape: Shape) -> Array:
         """Draw a bias: random, with minus infinity, by position, or the lowest number for forbidden keys."""
         random = self.random
         _, heads, queries, keys = shape
@@ -350,33 +362,38 @@ class DrawnInputs:
             return np.where(forbidden, lowest, 0.0)
         if form == "ALiBi":
             slopes = np.asarray(alibi_slopes(heads), np.float64)[:, np.newaxis, np.newaxis]
-            numbers = -slopes * np.abs(self._distance(queries, keys))
+            numbers = -slopes * np.abs(self._key_distances(queries, keys))
         elif form == "of buckets":
             both, buckets = bool(random.rand() < 0.5), int(random.choice([4, 8, 32]))
-            distance = self._distance(queries, keys)
+            distance = self._key_distances(queries, keys)
             buckets_of_keys = relative_buckets(distance, buckets, int(random.choice([16, 128])), bidirectional=both)
             numbers = np.moveaxis(random.randn(buckets, heads)[buckets_of_keys], -1, 0)
         return np.ascontiguousarray(np.broadcast_to(numbers, shape))
 
 
-def role_of(axes: tuple[str, ...]) -> str | None:
-    """Return the role of an input with rows of vectors along queries or keys, by its axes; None for other inputs."""
-    if len(axes) < 3 or axes[-1] in _LENGTHS or not {"Lq", *_KEYS} & set(axes):
+def operand_role(axes: tuple[str, ...]) -> str | None:
+    """Return the role of an input with rows of vectors along queries or keys, by its axes; None for other inputs.
+
+    Example:
+        >>> [operand_role(axes) for axes in (("B", "H", "Lq", "D"), ("B", "Hkv", "Lk", "Dv"), ("B", "H", "Lq", "Lk"))]
+        ['query', 'value', None]
+    """
+    if len(axes) < 3 or axes[-1] in _LENGTH_AXES or not {"Lq", *_KEY_AXES} & set(axes):
         return None
     return "value" if axes[-1].endswith("v") else "query" if "Lq" in axes else "key"
 
 
 def row_axis(axes: tuple[str, ...]) -> int:
     """Return the position of the axis of an operand's rows."""
-    return next(axes.index(letter) for letter in ("Lq", *_KEYS) if letter in axes)
+    return next(axes.index(letter) for letter in ("Lq", *_KEY_AXES) if letter in axes)
 
 
-def _with_safe_length(vectors: Real) -> Real:
+def _rescale_unsafe_vectors(vectors: Real) -> Real:
     """Rescale vectors (..., L, width) whose length may underflow or overflow in a dtype; zeros become ones.
 
     They keep their direction: vectors of ones would all have the same rounding errors, and statistics would not apply.
     """
     largest = np.abs(vectors).max(axis=-1, keepdims=True, initial=0.0)
-    has_length = (largest > _VECTOR_LENGTHS[0]) & (largest < _VECTOR_LENGTHS[1])
+    has_length = (largest > _SAFE_MAGNITUDES[0]) & (largest < _SAFE_MAGNITUDES[1])
     turned = np.divide(vectors, largest, out=np.ones_like(vectors), where=largest > 0)
     return np.where(has_length, vectors, turned)

@@ -37,12 +37,12 @@ from attncheck.reading.shapes import show
 from attncheck.reading.written_cases import case_text, stored_arrays
 from attncheck.results.format import SEARCH_STATE
 from attncheck.searching.concrete import (
-    Seen,
-    case_data,
-    concrete_case,
+    FeatureCounts,
+    case_file_content,
+    concrete_problem,
     count_elements,
+    drawn_case_id,
     has_nonfinite,
-    identity_of,
     kind_of,
     read_concrete,
     required_features,
@@ -63,8 +63,14 @@ class Symptom:
     stage: str = ""
     error: str = ""
 
-    def is_like(self, other: Symptom) -> bool:
-        """Return whether two failures may have one cause: equal, or only one of them has a diagnosis."""
+    def is_similar_to(self, other: Symptom) -> bool:
+        """Return whether two failures may have one cause: equal, or only one of them has a diagnosis.
+
+        Example:
+            >>> undiagnosed, diagnosed = Symptom("numeric", "scores"), Symptom("semantic", "scores")
+            >>> undiagnosed.is_similar_to(diagnosed), undiagnosed.is_similar_to(Symptom("numeric", "weights"))
+            (True, False)
+        """
         named = {Verdict.NUMERIC, Verdict.SEMANTIC}
         alike = self.verdict == other.verdict or {self.verdict, other.verdict} <= named
         return alike and (self.stage, self.error) == (other.stage, other.error)
@@ -96,9 +102,9 @@ class ProblemSubject:
     _folder: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
     _numbers: count[int] = field(default_factory=count)
 
-    def question(self, problem: Problem, name: str) -> Question:
+    def as_question(self, problem: Problem, name: str) -> Question:
         """Return a problem as a question. Raises ``CaseError`` if it is no valid case."""
-        identity = identity_of(problem, name)
+        identity = drawn_case_id(problem, name)
         return Question(read_concrete(problem, Path(self._folder.name), identity), problem.dtype)
 
     def lacks_of(self, problem: Problem) -> tuple[str, ...]:
@@ -108,19 +114,19 @@ class ProblemSubject:
 
     def ask(self, problem: Problem, name: str) -> Answer:
         """Run and judge a problem. Raises ``CaseError`` if it is no valid case."""
-        question = self.question(problem, name)
+        question = self.as_question(problem, name)
         self.asked += 1
         try:
             return self.engine.ask(self.implementation, question)
         finally:
-            self._tidy(question.case)
+            self._delete_arrays(question.case)
 
     def begin(self, problem: Problem, name: str) -> Future[Answer]:
         """Run a problem, and judge it while the next ones run. Raises ``CaseError`` if it is no valid case."""
-        question = self.question(problem, name)
+        question = self.as_question(problem, name)
         answered = self.engine.ask_in_background(self.implementation, question)
         self.asked += 1
-        answered.add_done_callback(lambda _: self._tidy(question.case))
+        answered.add_done_callback(lambda _: self._delete_arrays(question.case))
         return answered
 
     def symptom(self, problem: Problem) -> Symptom | None:
@@ -132,13 +138,13 @@ class ProblemSubject:
 
     def ask_in_new_process(self, problem: Problem) -> Answer:
         """Run and judge a problem in a new process. Raises ``CaseError`` if it is no valid case."""
-        question = self.question(problem, f"try-{next(self._numbers)}")
+        question = self.as_question(problem, f"try-{next(self._numbers)}")
         try:
             return self.engine.ask_in_new_process(self.implementation, question)
         finally:
-            self._tidy(question.case)
+            self._delete_arrays(question.case)
 
-    def _tidy(self, case: Case) -> None:
+    def _delete_arrays(self, case: Case) -> None:
         """Remove the arrays of a judged case: there may be many thousands."""
         for path in Path(self._folder.name).glob(f"{case.id.rpartition('/')[2]}-*.npy"):
             path.unlink()
@@ -153,7 +159,8 @@ class ProblemSubject:
         self._folder.cleanup()
 
 
-_FORMAT = 1
+_FORMAT_VERSION = 1
+"""Version of the content of the state file."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +224,7 @@ class SearchFinding:
         return f"{self.symptom.verdict} {self.symptom.stage or self.symptom.error}: {self.operation}{asked}, {shapes}"
 
 
-def name_of(symptom: Symptom, problem: Problem, implementation: str) -> str:
+def case_title(symptom: Symptom, problem: Problem, implementation: str) -> str:
     """Return the name of a case: a sentence."""
     asked = ", ".join(sorted(required_features(problem)))
     what = f"{kind_of(problem)}{f' with {asked}' if asked else ''}"
@@ -225,7 +232,7 @@ def name_of(symptom: Symptom, problem: Problem, implementation: str) -> str:
     return f"{implementation} was {symptom.verdict}{where}: {what} in {problem.dtype}"[:200]
 
 
-def file_name(symptom: Symptom, problem: Problem, identity: str) -> str:
+def case_file_name(symptom: Symptom, problem: Problem, identity: str) -> str:
     """Return the name of a file: features of the problem, its symptom, and a hash."""
     asked = sorted(required_features(problem))[:4]
     mark = hashlib.sha256(identity.encode()).hexdigest()[:8]
@@ -240,7 +247,7 @@ class SearchFolder:
     implementation: str
     next_numbers: dict[str, int] = field(default_factory=dict)
     asked: int = 0
-    seen: Seen = field(default_factory=Seen)
+    seen: FeatureCounts = field(default_factory=FeatureCounts)
     findings: list[SearchFinding] = field(default_factory=list)
     place: str = ""
     """The file or module of a user's implementation, since two may have one name."""
@@ -253,7 +260,7 @@ class SearchFolder:
             return cls(path, implementation, place=place)
         try:
             record = json.loads(state.read_text(encoding="utf-8"))
-            seen = TypeAdapter(Seen).validate_python(record["seen"])
+            seen = TypeAdapter(FeatureCounts).validate_python(record["seen"])
             findings = TypeAdapter(list[SearchFinding]).validate_python(record["findings"])
             before = record.get("place", "")
             folder = cls(
@@ -269,13 +276,13 @@ class SearchFolder:
     def write(self) -> None:
         """Write the state; it replaces the old file when it is complete. Raises ``OutputError``."""
         record: dict[str, Any] = {
-            "format": _FORMAT,
+            "format": _FORMAT_VERSION,
             "implementation": self.implementation,
             "place": self.place,
             "next": self.next_numbers,
             "asked": self.asked,
             "findings": [asdict(finding) for finding in self.findings],
-            "seen": self.seen.record(),
+            "seen": self.seen.as_record(),
         }
         path = self.path / SEARCH_STATE
         partial = path.with_suffix(".partial")
@@ -285,8 +292,11 @@ class SearchFolder:
             partial.replace(path)
 
 
-MAX_IN_FILE = 2048
-"""Largest number of elements of all inputs in a case file; more are written to an .npz file next to it."""
+MAX_ELEMENTS_IN_YAML = 2048
+"""Largest number of elements of all inputs in a case file; more are written to an .npz file next to it.
+
+A choice: a user reads a few hundred numbers at most; a longer file is only slower to load.
+"""
 
 
 def write_case(problem: Problem, path: Path, name: str, found_by: str) -> Case:
@@ -296,18 +306,18 @@ def write_case(problem: Problem, path: Path, name: str, found_by: str) -> Case:
     """
     with OutputError.where(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if count_elements(problem) <= MAX_IN_FILE:
-            inputs = {input_name: _in_file(problem, input_name) for input_name in problem.inputs}
+        if count_elements(problem) <= MAX_ELEMENTS_IN_YAML:
+            inputs = {input_name: _input_entry(problem, input_name) for input_name in problem.inputs}
         else:
             content, checksum = stored_arrays(problem.inputs)
             arrays = path.with_suffix(".npz")
             arrays.write_bytes(content)
             inputs = {key: {"file": arrays.name, "name": key, "sha256": checksum} for key in problem.inputs}
-        path.write_text(case_text(case_data(problem, inputs, name, found_by)), encoding="utf-8")
-    return written_case(path)
+        path.write_text(case_text(case_file_content(problem, inputs, name, found_by)), encoding="utf-8")
+    return read_written_case(path)
 
 
-def written_case(path: Path) -> Case:
+def read_written_case(path: Path) -> Case:
     """Read a written case back. Its id does not contain the folder, so that two searches can be compared.
 
     Raises ``CaseError`` if it is gone or cannot be read.
@@ -316,20 +326,20 @@ def written_case(path: Path) -> Case:
     return replace(case, path=str(path))
 
 
-def read_written(path: Path) -> Problem:
-    """Read back the problem of a written case; raises the errors of ``written_case``."""
-    case = written_case(path)
-    return concrete_case(case, case.dtypes[0])
+def read_written_problem(path: Path) -> Problem:
+    """Read back the problem of a written case; raises the errors of ``read_written_case``."""
+    case = read_written_case(path)
+    return concrete_problem(case, case.dtypes[0])
 
 
-def holds(case: Case, problem: Problem, folder: Path) -> bool:
+def has_same_numbers(case: Case, problem: Problem, folder: Path) -> bool:
     """Return whether a written case passes exactly the numbers of a problem to an implementation."""
     drawn = read_concrete(problem, folder, "search/again")
     first, second = (inputs_in(source, problem.dtype).arrays for source in (case, drawn))
-    return first.keys() == second.keys() and all(_is_same(first[name], second[name]) for name in first)
+    return first.keys() == second.keys() and all(_is_bitwise_equal(first[name], second[name]) for name in first)
 
 
-def _is_same(first: Array, second: Array) -> bool:
+def _is_bitwise_equal(first: Array, second: Array) -> bool:
     """Return whether two arrays are equal bit by bit, except for the bits of NaN."""
     alike = first.dtype == second.dtype and first.shape == second.shape
     first_wide, second_wide = (array.astype(np.float64) for array in (first, second))
@@ -337,24 +347,24 @@ def _is_same(first: Array, second: Array) -> bool:
     return alike and bool((is_equal | (np.isnan(first_wide) & np.isnan(second_wide))).all())
 
 
-def _in_file(problem: Problem, name: str) -> dict[str, Any]:
+def _input_entry(problem: Problem, name: str) -> dict[str, Any]:
     array, spec = problem.inputs[name], problem.specs[name]
     first = array.ravel()[:1]
     if not array.size or (
         array.size > 4 and not spec.whole and array.tobytes() == np.full_like(array, first).tobytes()
     ):
-        constant = _number(problem, name, float(first[0])) if array.size else 0
+        constant = _shortest_number(problem, name, float(first[0])) if array.size else 0
         return {"constant": constant, "shape": list(array.shape)}
-    return {"values": _nested(problem, name, array)}
+    return {"values": _nested_lists(problem, name, array)}
 
 
-def _nested(problem: Problem, name: str, array: Array) -> Any:
+def _nested_lists(problem: Problem, name: str, array: Array) -> Any:
     if array.ndim:
-        return [_nested(problem, name, part) for part in array]
-    return array.item() if array.dtype.kind in "biu" else _number(problem, name, float(array))
+        return [_nested_lists(problem, name, part) for part in array]
+    return array.item() if array.dtype.kind in "biu" else _shortest_number(problem, name, float(array))
 
 
-def _number(problem: Problem, name: str, value: float) -> float | int:
+def _shortest_number(problem: Problem, name: str, value: float) -> float | int:
     """Return the number with the fewest digits that rounds to this one in its dtype."""
     spec = problem.specs[name]
     if not math.isfinite(value) or spec.boolean or spec.whole or spec.is_narrow:

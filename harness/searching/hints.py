@@ -29,24 +29,26 @@ from attncheck.reports.frames import Frames, make_frames
 from attncheck.reports.merge import merge_runs
 from attncheck.results.reader import read_runs
 from attncheck.results.writer import note_confirmed
-from attncheck.searching.concrete import concrete_case, count_elements
+from attncheck.searching.concrete import concrete_problem, count_elements
 from attncheck.searching.findings import ProblemSubject, symptom_of
 from attncheck.searching.problems import draw_numbers
 from attncheck.searching.reduction import (
-    cut,
-    extent,
-    letters_of,
+    cuttable_axes,
+    drop_options,
+    keep_positions,
+    limit_counts,
     optional_groups,
-    with_counts_that_fit,
-    without_options,
+    position_count,
 )
 
-_MOST_TRIES = 4
+_MAX_CHANGES_TRIED = 4
 """Changes that remove a part of a feature from a case are tried until one is judged, at most so many."""
 _MAX_ELEMENTS = 1 << 18
 """Cases with larger inputs are not changed."""
-_NEAR = (1, 2, 3, 4)
+_NEAR_STEPS = (1, 2, 3, 4)
+"""Differences of lengths that are tried: one of four successive lengths is not a multiple of 2, 3 or 4."""
 _MULTIPLES = (2, 4, 8, 16, 32, 64, 128)
+"""Lengths are rounded down to these multiples: vector widths and tile sizes of kernels."""
 
 
 def confirm_hints(
@@ -68,7 +70,7 @@ def confirm_hints(
             continue
         subject = ProblemSubject(item, Engine(limits, expected_failures=()))
         try:
-            if any(_Confirmation(pattern, case, dtype, subject, frames).is_borne_out() for case, dtype in shown):
+            if any(_HintCheck(pattern, case, dtype, subject, frames).is_confirmed() for case, dtype in shown):
                 confirmed.setdefault(item.name, []).append(pattern.where)
         except CaseError:
             continue
@@ -79,7 +81,7 @@ def confirm_hints(
 
 
 @dataclass(frozen=True)
-class _Confirmation:
+class _HintCheck:
     """The confirmation of one feature by changes of one case."""
 
     pattern: FailurePattern
@@ -88,13 +90,13 @@ class _Confirmation:
     subject: ProblemSubject
     frames: Frames
 
-    def is_borne_out(self) -> bool:
+    def is_confirmed(self) -> bool:
         """Return whether the case passes without each part of the feature, and fails with only the feature."""
-        problem = concrete_case(self.case, self.dtype)
+        problem = concrete_problem(self.case, self.dtype)
         if count_elements(problem) > _MAX_ELEMENTS:
             return False
         changed = [*_single_changes(problem, self.case)]
-        held = self._parts(changed)
+        held = self._parts_present(changed)
         for part in range(len(held[0]) if held else 0):
             without = (
                 simpler
@@ -102,27 +104,27 @@ class _Confirmation:
                 if holds.count(False) == 1 and not holds[part]
             )
             # The first changes are run until one is judged: it has to pass.
-            answers = (self._answer(simpler) for simpler in islice(without, _MOST_TRIES))
+            answers = (self._judge(simpler) for simpler in islice(without, _MAX_CHANGES_TRIED))
             answer = next((answer for answer in answers if answer is not None), None)
             if answer is None or symptom_of(answer) is not None:
                 return False
-        return bool(held) and self._fails_alone(problem)
+        return bool(held) and self._fails_with_only_feature(problem)
 
-    def _fails_alone(self, problem: Problem) -> bool:
+    def _fails_with_only_feature(self, problem: Problem) -> bool:
         """Return whether a problem fails with only the options that the feature needs, and other numbers."""
         for group in optional_groups(problem):
             try:
-                simpler = without_options(problem, group)
-                [held] = self._parts([simpler])
+                simpler = drop_options(problem, group)
+                [held] = self._parts_present([simpler])
             except (ValueError, KeyError, IndexError):
                 continue
             problem = simpler if all(held) else problem
         plain = replace(problem, memory_layout={}, regime="normal", special="", supports_statistics=False)
         drawn = draw_numbers(plain, np.random.RandomState(1))
-        answer = self._answer(drawn)
+        answer = self._judge(drawn)
         return answer is not None and symptom_of(answer) is not None
 
-    def _answer(self, problem: Problem) -> Answer | None:
+    def _judge(self, problem: Problem) -> Answer | None:
         """Run and judge a problem; None if it is no valid case, or unsupported."""
         try:
             answer = self.subject.ask(problem, "hint")
@@ -130,7 +132,7 @@ class _Confirmation:
             return None
         return None if answer.is_unsupported else answer
 
-    def _parts(self, problems: Sequence[Problem]) -> list[list[bool]]:
+    def _parts_present(self, problems: Sequence[Problem]) -> list[list[bool]]:
         """Return for each problem which parts of the feature it has."""
         records = [
             {
@@ -148,12 +150,12 @@ class _Confirmation:
 def _single_changes(problem: Problem, case: Case) -> Iterator[Problem]:
     """Yield a case with one change: without an option, another length of an axis, with a mask, another dtype."""
     for group in optional_groups(problem):
-        yield without_options(problem, group)
-    for letter in letters_of(problem):
-        for length in _other_lengths(extent(problem, letter), problem.lengths):
-            kept = {letter: np.arange(length) % extent(problem, letter)}
+        yield drop_options(problem, group)
+    for letter in cuttable_axes(problem):
+        for length in _nearby_lengths(position_count(problem, letter), problem.lengths):
+            kept = {letter: np.arange(length) % position_count(problem, letter)}
             try:
-                changed = with_counts_that_fit(cut(problem, kept))
+                changed = limit_counts(keep_positions(problem, kept))
                 changed.lengths  # noqa: B018 # raises if axes no longer fit together
             except (ValueError, KeyError, IndexError):
                 continue
@@ -162,11 +164,11 @@ def _single_changes(problem: Problem, case: Case) -> Iterator[Problem]:
         yield replace(problem, inputs={**problem.inputs, "mask": np.ones((1, 1, 1, 1), np.bool_)})
     for dtype in case.dtypes:
         if dtype != problem.dtype:
-            yield concrete_case(case, dtype)
+            yield concrete_problem(case, dtype)
 
 
-def _other_lengths(length: int, lengths: Mapping[str, int]) -> list[int]:
+def _nearby_lengths(length: int, lengths: Mapping[str, int]) -> list[int]:
     """Return other lengths of an axis, the nearest first; ``lengths`` are those of all axes."""
-    near = {length - step for step in _NEAR} | {length + step for step in _NEAR}
+    near = {length - step for step in _NEAR_STEPS} | {length + step for step in _NEAR_STEPS}
     whole = {length // multiple * multiple for multiple in _MULTIPLES} | {length // 2, 1, *lengths.values()}
     return sorted((new for new in near | whole if 0 < new != length), key=lambda new: abs(new - length))

@@ -45,7 +45,7 @@ def question_of_arrays(
         raise UsageError(f"inputs: unknown {unknown!r}; {suggest_names(str(unknown), specs)}")
     if missing := [name for name, spec in specs.items() if spec.required and name not in present]:
         raise UsageError(f"inputs: {join_words(missing)} missing")
-    arrays = {name: _array(name, value, specs) for name, value in present.items()}
+    arrays = {name: _checked_array(name, value, specs) for name, value in present.items()}
     chosen = _dtype_of_call(arrays, specs) if dtype is None else dtype
     if chosen not in DTYPES:
         raise UsageError(f"dtype: unknown {chosen!r}; expected one of {', '.join(DTYPES)}")
@@ -56,7 +56,7 @@ def question_of_arrays(
     return question
 
 
-def _array(name: str, value: Any, specs: Mapping[str, InputSpec]) -> Array:
+def _checked_array(name: str, value: Any, specs: Mapping[str, InputSpec]) -> Array:
     """Return an input as an array. Raises ``UsageError`` if it is none of the kind that the operation takes."""
     try:
         array = as_numpy(value)

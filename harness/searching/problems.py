@@ -24,9 +24,9 @@ from attncheck.reading.shapes import (
     layout_fault,
     multi_slice_axes,
 )
-from attncheck.searching.concrete import Seen, axes_of, count_elements
-from attncheck.searching.drawing import GENERIC, REGIMES, DrawnInputs
-from attncheck.searching.shapes import Dimensions, Random, axis_lengths, draw_at_edges, some_as_modules
+from attncheck.searching.concrete import FeatureCounts, count_elements, input_axes
+from attncheck.searching.drawing import NOISE_LIKE_REGIMES, REGIMES, DrawnInputs
+from attncheck.searching.shapes import Dimensions, Random, axis_lengths, draw_at_edges, reshape_some_as_modules
 from attncheck.spec import (
     HEADS,
     MEMORY_LAYOUTS,
@@ -56,17 +56,20 @@ _KINDS: tuple[Kind, ...] = tuple(
     for name, operation in OPERATIONS.items()
     for score in (SCORE_SPECS if "score" in operation.options else [None])
 )
-_PLAIN = 5
+_BASE_WEIGHT = 5
 """The weight of a kind is this plus the number of its inputs and options, doubled if other operations lower to it."""
-_SHARE, _FORBIDDING_SHARE = 0.12, 0.18
-"""The share of problems with an option or input; larger if few operations have it."""
-_NOT_DRAWN = frozenset({"score", "projections", "poison", "swizzle", *HEADS})
+_DRAW_SHARE, _MASKING_SHARE = 0.12, 0.18
+"""The share of problems with an option or input; larger if few operations have it.
+
+A choice: with larger shares, problems have more options, and a combination of few is drawn less often.
+"""
+_UNDRAWN_OPTIONS = frozenset({"score", "projections", "poison", "swizzle", *HEADS})
 """Options that say how a file writes arrays, that others follow from, or that ask for shapes which no letter has."""
-_WHOLE_SHARE = 0.4
+_FULL_SIZE_SHARE = 0.4
 """The share of masks and biases that are as large as the scores."""
 
 
-def pick(random: Random, items: Sequence[Item]) -> Item:
+def draw_item(random: Random, items: Sequence[Item]) -> Item:
     """Return one of some items."""
     return items[random.randint(len(items))]
 
@@ -85,26 +88,26 @@ class Draw:
 
 
 @cache
-def _weight(kind: Kind) -> int:
+def _kind_weight(kind: Kind) -> int:
     operation = OPERATIONS[kind[0]]
     lowered = OPERATIONS.get(operation.lowers_to or "")
     if lowered is not None and lowered.inputs.keys() <= operation.inputs.keys():  # only the other inputs are new
-        return _PLAIN + len(operation.inputs.keys() - lowered.inputs.keys())
-    weight = _PLAIN + len(operation.options - _NOT_DRAWN) + len(inputs_of(*kind))
+        return _BASE_WEIGHT + len(operation.inputs.keys() - lowered.inputs.keys())
+    weight = _BASE_WEIGHT + len(operation.options - _UNDRAWN_OPTIONS) + len(inputs_of(*kind))
     return 2 * weight if any(another.lowers_to == operation.name for another in OPERATIONS.values()) else weight
 
 
 @cache
-def _shares() -> Mapping[str, float]:
+def _draw_shares() -> Mapping[str, float]:
     """Return how often an operation that has an option or input is drawn with it."""
     counts = Counter(name for operation in OPERATIONS.values() for name in (*operation.options, *operation.inputs))
     masked = REQUESTED_BY["masked"] | REQUESTED_BY["biased"]
-    return {name: max(_FORBIDDING_SHARE if name in masked else _SHARE, 1 / (1 + n)) for name, n in counts.items()}
+    return {name: max(_MASKING_SHARE if name in masked else _DRAW_SHARE, 1 / (1 + n)) for name, n in counts.items()}
 
 
 def draw_kind(kinds: Sequence[Kind], random: Random) -> Kind:
     """Draw one of some kinds."""
-    until = np.cumsum([_weight(kind) for kind in kinds])
+    until = np.cumsum([_kind_weight(kind) for kind in kinds])
     return kinds[int(np.searchsorted(until, random.rand() * until[-1], side="right"))]
 
 
@@ -121,25 +124,30 @@ def outline(
     options: dict[str, Any] = {"score": kind[1]} if kind[1] else {}
     possible = SCORE_SPECS[kind[1]].options if kind[1] else operation.options
     for name in OPTIONS:  # in an order that every process has
-        if name in possible and name not in _NOT_DRAWN and name not in avoided and random.rand() < _shares()[name]:
-            options[name] = _draw_value(name, random)
-    options, names = _without_unused(options, names, specs)
+        if (
+            name in possible
+            and name not in _UNDRAWN_OPTIONS
+            and name not in avoided
+            and random.rand() < _draw_shares()[name]
+        ):
+            options[name] = _draw_option_value(name, random)
+    options, names = _drop_unused(options, names, specs)
     if not computed_stages(kind[0], options, names):
         return None
     letters = frozenset(
-        letter for name in names for axis in axes_of(specs[name], options) for letter in axis.split("*")
+        letter for name in names for axis in input_axes(specs[name], options) for letter in axis.split("*")
     )
     dims = shape(operation, letters, random)
     if operation.has_projections:
-        dims = some_as_modules(random, dims)
+        dims = reshape_some_as_modules(random, dims)
         options |= dict(zip(HEADS, (dims.H, dims.Hkv), strict=True)) if dims.Hkv < dims.H else {HEADS[0]: dims.H}
     lengths = axis_lengths(dims, letters, random)
     problem = Problem(
         kind[0],
         options,
-        {name: _stand_in(specs[name], options, lengths, random) for name in names},
+        {name: _constant_array(specs[name], options, lengths, random) for name in names},
         dtype,
-        regime=pick(random, _REGIMES),
+        regime=draw_item(random, _REGIMES),
     )
     try:
         problem.lengths  # noqa: B018 # raises if inputs do not fit together
@@ -147,7 +155,7 @@ def outline(
     except ShapeFault:  # too narrow for a pair to be rotated, for instance
         return None
     is_zero = any(value == 0 for value in options.values() if isinstance(value, float))  # then all scores are equal
-    return replace(problem, supports_statistics=problem.regime in GENERIC and not is_zero)
+    return replace(problem, supports_statistics=problem.regime in NOISE_LIKE_REGIMES and not is_zero)
 
 
 _REGIMES = tuple(REGIMES)
@@ -162,12 +170,12 @@ def _draw_inputs(specs: Mapping[str, InputSpec], possible: Sequence[str], random
         if name in drawn or (needed is not None and not is_pair and needed not in drawn):
             continue
         is_first = not is_pair or list(specs).index(name) < list(specs).index(str(needed))
-        if is_first and needed in (None, *possible) and random.rand() < _shares().get(name, _SHARE):
+        if is_first and needed in (None, *possible) and random.rand() < _draw_shares().get(name, _DRAW_SHARE):
             drawn |= {name, needed} if needed else {name}
     return [name for name in specs if name in drawn]
 
 
-def _without_unused(
+def _drop_unused(
     options: dict[str, Any], names: list[str], specs: Mapping[str, InputSpec]
 ) -> tuple[dict[str, Any], list[str]]:
     """Leave out options and inputs that only modify another option or input, if that is absent."""
@@ -184,28 +192,28 @@ def _without_unused(
     return said, kept
 
 
-def _draw_value(name: str, random: Random) -> Any:
+def _draw_option_value(name: str, random: Random) -> Any:
     spec = OPTIONS[name]
     if spec.type is bool:
         return True
     if spec.type is float:
-        number = pick(random, spec.usual) * (random.uniform(0.5, 1.5) if random.rand() < 0.5 else 1)
+        number = draw_item(random, spec.usual) * (random.uniform(0.5, 1.5) if random.rand() < 0.5 else 1)
         return float(np.float32(number))
     if get_origin(spec.type) is tuple:  # a window
         before, after = (None if random.rand() < 0.3 else int(random.randint(0, 9)) for _ in range(2))
         return (4, None) if before is after is None else (before, after)
-    return pick(random, get_args(spec.type))
+    return draw_item(random, get_args(spec.type))
 
 
-def _stand_in(spec: InputSpec, options: Mapping[str, Any], lengths: Mapping[str, int], random: Random) -> Array:
+def _constant_array(spec: InputSpec, options: Mapping[str, Any], lengths: Mapping[str, int], random: Random) -> Array:
     """Return an array of an input's shape whose elements are all one number."""
     shape = []
-    for axis in axes_of(spec, options):
+    for axis in input_axes(spec, options):
         length = 1
         for letter in axis.split("*"):
             length *= lengths[letter]
         shape.append(length)
-    if spec.broadcast and random.rand() >= _WHOLE_SHARE:
+    if spec.broadcast and random.rand() >= _FULL_SIZE_SHARE:
         shape = [length if random.rand() < 0.6 else 1 for length in shape]
     zero = np.zeros((), bool if spec.boolean else np.int64 if spec.whole else np.float64)
     return np.broadcast_to(zero, tuple(shape))
@@ -225,12 +233,13 @@ def stored(
     return rounded
 
 
-_BEYOND_ALL = 1e30
+_ABOVE_ALL_REGIMES = 1e30
+"""Larger than all numbers that regimes draw, and in the range of float32 and bfloat16 (3.4e38), but not of float16."""
 
 
 def is_wide(dtype: str) -> bool:
     """Return whether all numbers of the regimes are in the range of a dtype."""
-    return largest_number(dtype) > _BEYOND_ALL
+    return largest_number(dtype) > _ABOVE_ALL_REGIMES
 
 
 def fits(largest: float, dtype: str) -> bool:
@@ -242,16 +251,16 @@ def largest_step(problem: Problem) -> float:
     """Return the largest intermediate number, computed by NumPy in float64."""
     largest = 0.0
     with np.errstate(all="ignore"):
-        for array in _steps(problem):
+        for array in _intermediate_arrays(problem):
             finite = np.abs(array[np.isfinite(array)]) if array.dtype.kind == "f" else np.zeros(0)
             largest = max(largest, float(finite.max(initial=0.0)))
     return largest
 
 
-def _steps(problem: Problem) -> Iterator[Array]:
+def _intermediate_arrays(problem: Problem) -> Iterator[Array]:
     operation = OPERATIONS[problem.operation]
     yield from problem.inputs.values()
-    yield from _stages(problem)
+    yield from _stage_arrays(problem)
     lowered = problem.without_layout()
     for name in QUERY_KEY_VALUE:
         if f"{name}_factor" in lowered.inputs:
@@ -265,19 +274,19 @@ def _steps(problem: Problem) -> Iterator[Array]:
             yield (codes + expand_blocks(zeros, codes.shape)) * expand_blocks(of_blocks, codes.shape)
     if operation.has_gradients:
         per_head = {name: array for name, array in lowered.inputs.items() if name in OPERATIONS[PER_HEAD[0]].inputs}
-        yield from _stages(Problem(PER_HEAD[0], lowered.options, per_head))
+        yield from _stage_arrays(Problem(PER_HEAD[0], lowered.options, per_head))
         grad_output, value = lowered.inputs["grad_output"], lowered.inputs["value"]
         groups = grad_output.shape[1] // value.shape[1]
         yield grad_output @ np.repeat(value, groups, axis=1).swapaxes(-1, -2)  # the gradient of the weights
-    yield from _projected(problem)
+    yield from _projection_outputs(problem)
 
 
-def _stages(problem: Problem) -> Iterator[Array]:
+def _stage_arrays(problem: Problem) -> Iterator[Array]:
     called = problem.as_call()
     yield from run_operation(numpy_backend, called.operation, called.inputs, called.options).values()
 
 
-def _projected(problem: Problem) -> Iterator[Array]:
+def _projection_outputs(problem: Problem) -> Iterator[Array]:
     """Yield the outputs of layers of weights, and intermediate arrays if latent vectors are keys themselves."""
     specs, inputs = problem.specs, problem.inputs
     for weight, spec in specs.items():
@@ -293,7 +302,8 @@ def _projected(problem: Problem) -> Iterator[Array]:
 
 
 _CANDIDATES = 4
-_TRIES = 64
+"""Outlines from which the newest is chosen. A choice: more spread features faster, and cost time."""
+_MAX_OUTLINES = 64
 """Outlines for a problem: many are needed if an implementation refuses most."""
 _MAX_ELEMENTS = 1 << 16
 """Limit for all inputs together: exact answers of larger ones take seconds."""
@@ -301,9 +311,11 @@ _REFUSED_SHARE = 0.05
 """The share of problems for which any outline is taken, even if the implementation seems to refuse it."""
 _KNOWN_SHARE = 0.25
 """Factor of the novelty of a problem that probably fails in a known way."""
-_SPECIAL = 0.12
-_LAYOUT = 0.15
-_NEVER_DRAWN = frozenset({"fused", "distant"})
+_SPECIAL_SHARE = 0.12
+"""Share of problems with special values. A choice: special values may hide other faults."""
+_LAYOUT_SHARE = 0.15
+"""Share of problems with another memory layout. A choice: more are refused by implementations."""
+_UNDRAWN_LAYOUTS = frozenset({"fused", "distant"})
 """Layouts that need other inputs, or much memory."""
 
 
@@ -317,7 +329,7 @@ class ProblemSource:
 
     draw: Draw
     dtypes: Sequence[str]
-    seen: Seen = field(default_factory=Seen)
+    seen: FeatureCounts = field(default_factory=FeatureCounts)
     is_known: Callable[[Problem], bool] = lambda problem: False
     lacks_of: Callable[[Problem], Collection[str]] = lambda problem: ()
 
@@ -325,40 +337,40 @@ class ProblemSource:
         """Return the problem of a number, and count its features as drawn."""
         random = np.random.RandomState([self.draw.seed, number])
         while True:
-            for chosen in sorted(self._outlines(random), key=self._novelty, reverse=True):
+            novelty_of = lambda outlined: (  # noqa: E731
+                self.seen.novelty(outlined) * (_KNOWN_SHARE if self.is_known(outlined) else 1)
+            )
+            for chosen in sorted(self._draw_outlines(random), key=novelty_of, reverse=True):
                 problem = draw_numbers(chosen, random)
                 if is_wide(problem.dtype) or fits(largest_step(problem), problem.dtype):
                     self.seen.add(problem)
                     return problem
 
-    def _outlines(self, random: Random) -> list[Problem]:
+    def _draw_outlines(self, random: Random) -> list[Problem]:
         """Return several outlines that an implementation may accept, or any if there is none."""
         takes_any = random.rand() < _REFUSED_SHARE
-        refused = frozenset() if takes_any else self.seen.surely_refused
+        refused = frozenset() if takes_any else self.seen.always_refused
         kinds = [kind for kind in self.draw.kinds if " ".join(filter(None, kind)) not in refused] or self.draw.kinds
         dtypes = [dtype for dtype in self.dtypes if f"dtype {dtype}" not in refused] or self.dtypes
         wanted: list[Problem] = []
         others: list[Problem] = []
-        for _ in range(_TRIES):
-            outlined = outline(draw_kind(kinds, random), pick(random, dtypes), random, refused)
+        for _ in range(_MAX_OUTLINES):
+            outlined = outline(draw_kind(kinds, random), draw_item(random, dtypes), random, refused)
             if outlined is None or count_elements(outlined) > _MAX_ELEMENTS:
                 continue
-            outlined = _with_memory_layout(_with_special(outlined, random), random)
-            (wanted if takes_any or self._is_wanted(outlined) else others).append(outlined)
+            outlined = _choose_memory_layout(_choose_special_values(outlined, random), random)
+            (wanted if takes_any or self._may_be_accepted(outlined) else others).append(outlined)
             if len(wanted) == _CANDIDATES:
                 break
         return wanted or others[:_CANDIDATES]
 
-    def _is_wanted(self, problem: Problem) -> bool:
+    def _may_be_accepted(self, problem: Problem) -> bool:
         if self.seen.is_likely_refused(problem):
             return False
         lacks = self.lacks_of(problem)
         if lacks:
-            self.seen.note(problem, is_refused=True, lacks=lacks)
+            self.seen.record_answer(problem, is_refused=True, lacks=lacks)
         return not lacks
-
-    def _novelty(self, problem: Problem) -> float:
-        return self.seen.novelty(problem) * (_KNOWN_SHARE if self.is_known(problem) else 1)
 
 
 def draw_numbers(problem: Problem, random: Random) -> Problem:
@@ -368,10 +380,10 @@ def draw_numbers(problem: Problem, random: Random) -> Problem:
     is_generic = problem.supports_statistics and drawing.is_generic and not problem.special
     if problem.special:
         kind, _, name = problem.special.partition(" in ")
-        inputs[name] = _SPECIALS[kind](inputs[name].copy(), problem.dtype, random)
+        inputs[name] = _SPECIAL_VALUES[kind](inputs[name].copy(), problem.dtype, random)
     for name, kind_of_layout in layout.items():
         if kind_of_layout == "broadcast":  # which needs equal slices
-            axis = pick(random, multi_slice_axes(inputs[name].shape))
+            axis = draw_item(random, multi_slice_axes(inputs[name].shape))
             inputs[name] = np.broadcast_to(inputs[name].take([0], axis), inputs[name].shape).copy()
             is_generic = False
     exact = {
@@ -381,41 +393,41 @@ def draw_numbers(problem: Problem, random: Random) -> Problem:
     return replace(problem, inputs=exact, supports_statistics=is_generic)
 
 
-def _numbers_of(problem: Problem) -> list[str]:
+def _number_inputs(problem: Problem) -> list[str]:
     return [name for name in problem.inputs if problem.specs[name].is_number]
 
 
-def _with_special(problem: Problem, random: Random) -> Problem:
+def _choose_special_values(problem: Problem, random: Random) -> Problem:
     """Mark one input of few problems for special values: zeros, ties, the ends of the range, NaN and infinity."""
-    if random.rand() >= _SPECIAL:
+    if random.rand() >= _SPECIAL_SHARE:
         return problem
     specs = problem.specs
-    plain = [name for name in _numbers_of(problem) if not (specs[name].statistics or specs[name].is_narrow)]
+    plain = [name for name in _number_inputs(problem) if not (specs[name].statistics or specs[name].is_narrow)]
     if not plain:
         return problem
-    name, kind = pick(random, plain), pick(random, tuple(_SPECIALS))
-    stand_in = np.broadcast_to(np.float64(_STAND_INS.get(kind, 0.0)), problem.inputs[name].shape)
+    name, kind = draw_item(random, plain), draw_item(random, tuple(_SPECIAL_VALUES))
+    stand_in = np.broadcast_to(np.float64(_NONFINITE_STAND_INS.get(kind, 0.0)), problem.inputs[name].shape)
     return replace(problem, inputs={**problem.inputs, name: stand_in}, special=f"{kind} in {name}")
 
 
-def _with_memory_layout(problem: Problem, random: Random) -> Problem:
+def _choose_memory_layout(problem: Problem, random: Random) -> Problem:
     """Give inputs of few problems another memory layout than row by row; equal slices may have a stride of 0."""
-    if random.rand() >= _LAYOUT:
+    if random.rand() >= _LAYOUT_SHARE:
         return problem
     layout = {}
-    for name in _numbers_of(problem):
+    for name in _number_inputs(problem):
         shape = problem.inputs[name].shape
-        possible = [kind for kind in MEMORY_LAYOUTS if kind not in _NEVER_DRAWN and not layout_fault(kind, shape)]
+        possible = [kind for kind in MEMORY_LAYOUTS if kind not in _UNDRAWN_LAYOUTS and not layout_fault(kind, shape)]
         possible = [kind for kind in possible if kind != "broadcast" or multi_slice_axes(shape)]
         if random.rand() < 0.5:
-            layout[name] = pick(random, possible)
+            layout[name] = draw_item(random, possible)
     return replace(problem, memory_layout=layout)
 
 
-Special = Callable[[Array, str, Random], Array]
+SpecialValues = Callable[[Array, str, Random], Array]
 
 
-def _put_once(value: float) -> Special:
+def _set_one_element(value: float) -> SpecialValues:
     """Put a number into one element of one row."""
 
     def put(array: Array, dtype: str, random: Random) -> Array:
@@ -426,7 +438,7 @@ def _put_once(value: float) -> Special:
     return put
 
 
-def _scaled_to(size: Callable[[str], float], of: Callable[[Array], float]) -> Special:
+def _rescale_extreme(size: Callable[[str], float], of: Callable[[Array], float]) -> SpecialValues:
     """Scale an array so that ``of`` the sizes of its nonzero numbers becomes ``size``."""
 
     def put(array: Array, dtype: str, random: Random) -> Array:
@@ -436,19 +448,19 @@ def _scaled_to(size: Callable[[str], float], of: Callable[[Array], float]) -> Sp
     return put
 
 
-_SPECIALS: Mapping[str, Special] = {
-    "NaN": _put_once(np.nan),
-    "infinity": _put_once(np.inf),
-    "minus infinity": _put_once(-np.inf),
+_SPECIAL_VALUES: Mapping[str, SpecialValues] = {
+    "NaN": _set_one_element(np.nan),
+    "infinity": _set_one_element(np.inf),
+    "minus infinity": _set_one_element(-np.inf),
     "zeros": lambda array, dtype, random: np.zeros_like(array),
     "ones": lambda array, dtype, random: np.ones_like(array),
     "minus zeros": lambda array, dtype, random: np.where(random.rand(*array.shape) < 0.5, -0.0, array),
     "equal rows": lambda array, dtype, random: (
         np.broadcast_to(array[..., :1, :], array.shape).copy() if array.ndim > 1 else array
     ),
-    "large numbers": _scaled_to(lambda dtype: largest_number(dtype) ** 0.4, np.max),
+    "large numbers": _rescale_extreme(lambda dtype: largest_number(dtype) ** 0.4, np.max),
     # The least is just above the least normal number: many implementations flush smaller ones to 0.
-    "small numbers": _scaled_to(lambda dtype: 4 / largest_number(dtype), np.min),
+    "small numbers": _rescale_extreme(lambda dtype: 4 / largest_number(dtype), np.min),
 }
-_STAND_INS = {"NaN": np.nan, "infinity": np.inf, "minus infinity": -np.inf}
+_NONFINITE_STAND_INS = {"NaN": np.nan, "infinity": np.inf, "minus infinity": -np.inf}
 """Numbers of an outline for special values that are not finite."""

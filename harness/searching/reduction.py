@@ -1,9 +1,33 @@
 """Reduction of a failing case: fewer options, shorter axes, simpler numbers, until no change helps.
 
-Every simpler case is judged like any other, and counts if it fails with the same verdict at the same first stage
-(``Symptom``). A case that is simpler (``measure``: by its options and inputs, its size, its numbers) and fails in the
-same way replaces the failing case. The reduction works on any case of any file, since it uses only the specification:
-an axis is cut in every input that has its letter.
+A failing case with eight heads, a mask and random numbers hides its cause. The same failure with one head, two keys
+and numbers such as 1 and 2 often shows it. ``reduce_problem`` searches for such a case. It proposes a simpler problem,
+runs and judges it like any other case, and keeps it if two conditions are true:
+
+- It is simpler: its ``simplicity_key`` is lower. The key compares the number of options and optional inputs first,
+  then the number of elements, then how complex the numbers are to read.
+- It fails in the same way: with the same verdict at the same first stage (``Symptom`` in ``findings.py``).
+
+Each accepted change lowers the key, so the reduction cannot go in circles. It proposes large changes first, because a
+smaller problem makes all later tries cheaper:
+
+1. Drop options and optional inputs, all at once, then one by one; drop packed sequences.
+2. Shorten axes. For each axis, keep only the first or the last position. If that does not fail, bisect for the fewest
+   first positions that fail, then drop halves, quarters, and so on to single positions. Axes of equal length are
+   first shortened together, since some failures need equal lengths, such as as many queries as keys.
+3. Give options simpler values, broadcast masks and biases, allow more keys.
+4. Simplify numbers: round whole arrays (zeros, ones, small integers, two digits), then parts, then single numbers.
+
+Then it starts again, until a whole pass changes nothing. The result is a local minimum: no change of this list makes
+it simpler (``Reduction.is_smallest``). The smallest problem of all would need a search over all subsets of options,
+positions and numbers. A bisection can also miss a shorter axis, if a failure does not grow with the length; the later
+drops of parts find most of these.
+
+A try costs one call and one judgement, far more than the change itself. So a problem is tried once (``Attempts``), and
+the tries and the time are limited (``MAX_TRIES``, ``MAX_SECONDS``); the simplest problem so far is then the result.
+
+The changes use only the specification: an axis is cut in every input that has its letter. So the reduction works on
+any case of any file. A library for property-based testing can only shrink problems that it has drawn itself.
 """
 
 from __future__ import annotations
@@ -21,20 +45,26 @@ from numpy.typing import NDArray
 from attncheck.common.store import digest_of
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
-from attncheck.searching.concrete import axes_of, count_elements, optional_inputs
+from attncheck.searching.concrete import count_elements, input_axes, optional_inputs
 from attncheck.searching.problems import stored
 from attncheck.spec import HEADS, OPTIONS, InputSpec, OptionSpec
 
 MAX_TRIES = 1500
+"""Limit of tries. Reductions of 171 drawn problems, by four synthetic failures, needed 9 to 54 at the median and 321 at
+most. So the limit only stops failures that are not deterministic, or that need most of their numbers.
+"""
 MAX_SECONDS = 60.0
-_FIRST = ("B", "N", "Hkv", "H", "Np", "W", "Lk", "P", "Lq", "Lp")
+"""Limit of time. A choice: a search spends this time on one finding instead of new problems. With less time, reduced
+cases of slow implementations are larger.
+"""
+_FIRST_AXES = ("B", "N", "Hkv", "H", "Np", "W", "Lk", "P", "Lq", "Lp")
 """Axes in the order in which they are cut; all others follow."""
-_SINGLES = 32
-"""Longer axes are not cut by single positions."""
+_MAX_LENGTH_FOR_SINGLE_CUTS = 32
+"""Longer axes are not cut by single positions. A choice: each position costs a try."""
 
 
 @dataclass(frozen=True, eq=False)
-class Reduced:
+class Reduction:
     """The simplest problem that fails, after so many tries; ``is_smallest`` if no change was left to try.
 
     ``steps`` are all failing problems from the first to the simplest.
@@ -51,10 +81,19 @@ def reduce_problem(
     fails: Callable[[Problem], bool],
     tries: int = MAX_TRIES,
     seconds: float = MAX_SECONDS,
-) -> Reduced:
-    """Simplify a failing problem as long as it still fails."""
+) -> Reduction:
+    """Simplify a failing problem as long as it still fails.
+
+    Example:
+        >>> arrays = {name: np.ones((2, 3, 5, 4)) for name in ("query", "key", "value")}
+        >>> problem = Problem("attention", {"is_causal": True, "scale": 0.7}, arrays, "float64")
+        >>> fails = lambda simpler: simpler.lengths["Lk"] > 2 and "scale" in simpler.options
+        >>> reduction = reduce_problem(problem, fails)
+        >>> reduction.problem.lengths["Lk"], reduction.problem.lengths["Lq"], reduction.problem.options
+        (3, 1, {'scale': 0.0})
+    """
     attempts = Attempts(problem, fails, tries, time.monotonic() + seconds)
-    cuts = (_leave_out_options, _cut_sequences, _cut_equal_axes, _cut_axes)
+    cuts = (_drop_options, _drop_sequences, _cut_equal_axes, _cut_axes)
     before: Problem | None = None
     is_smallest = True
     try:
@@ -64,20 +103,21 @@ def reduce_problem(
                 simplify(attempts)
     except ExhaustedError:
         is_smallest = False
-    return Reduced(attempts.failing, attempts.made, is_smallest, (problem, *attempts.accepted))
+    return Reduction(attempts.failing, attempts.tries_made, is_smallest, (problem, *attempts.accepted))
 
 
-def _leave_out_options(attempts: Attempts) -> None:
+def _drop_options(attempts: Attempts) -> None:
     """Leave out options and inputs that may be absent: all at once, or one after the other."""
     problem = attempts.failing
-    attempts.take(lambda failing: replace(failing, supports_statistics=False))
-    attempts.take(lambda failing: replace(failing, memory_layout={}))
-    attempts.take(lambda failing: replace(failing, stages=None))
+    attempts.try_change(lambda failing: replace(failing, supports_statistics=False))
+    attempts.try_change(lambda failing: replace(failing, memory_layout={}))
+    attempts.try_change(lambda failing: replace(failing, stages=None))
     groups = list(optional_groups(problem))
     for group in (set[str]().union(*groups), *groups):
-        attempts.take(partial(without_options, names=group))
-    for name in problem.memory_layout:
-        attempts.take(partial(_without_memory_layout, name=name))
+        attempts.try_change(partial(drop_options, names=group))
+    for dropped in problem.memory_layout:
+        layout = {name: kind for name, kind in attempts.failing.memory_layout.items() if name != dropped}
+        attempts.try_change(partial(replace, memory_layout=layout))
 
 
 def optional_groups(problem: Problem) -> Iterator[set[str]]:
@@ -92,14 +132,14 @@ def optional_groups(problem: Problem) -> Iterator[set[str]]:
         yield {"rotary_cos", "rotary_sin", "rotary_interleaved", "norm_after_rotation"}
 
 
-def without_options(problem: Problem, names: set[str]) -> Problem:
+def drop_options(problem: Problem, names: set[str]) -> Problem:
     """Leave options and inputs out."""
     kept = {name: array for name, array in problem.inputs.items() if name not in names}
     if "past_key" in problem.inputs and "past_key" not in kept:  # inputs along all keys lose the keys of the past
         past = problem.inputs["past_key"].shape[-2]
         keys = np.arange(past, problem.lengths["T"])
         both = {name: problem.inputs[name] for name in ("past_key", "past_value")}
-        whole = cut(replace(problem, inputs=kept | both), {"T": keys})
+        whole = keep_positions(replace(problem, inputs=kept | both), {"T": keys})
         kept = {name: array for name, array in whole.inputs.items() if name not in names}
     return replace(
         problem,
@@ -109,17 +149,13 @@ def without_options(problem: Problem, names: set[str]) -> Problem:
     )
 
 
-def _without_memory_layout(problem: Problem, name: str) -> Problem:
-    return replace(problem, memory_layout={key: kind for key, kind in problem.memory_layout.items() if key != name})
-
-
-def _cut_sequences(attempts: Attempts) -> None:
+def _drop_sequences(attempts: Attempts) -> None:
     """Leave packed sequences out, the last one first."""
     if "cu_seqlens_q" not in attempts.failing.inputs:
         return
     for number in reversed(range(len(attempts.failing.inputs["cu_seqlens_q"]) - 1)):
         if len(attempts.failing.inputs["cu_seqlens_q"]) > 2:
-            attempts.take(partial(without_sequence, number=number))
+            attempts.try_change(partial(drop_sequence, number=number))
 
 
 def _cut_equal_axes(attempts: Attempts) -> None:
@@ -139,44 +175,47 @@ def _cut_axes(attempts: Attempts) -> None:
 
 
 def _letters_in_order(problem: Problem) -> list[str]:
-    letters = letters_of(problem)
-    first = [letter for letter in _FIRST if letter in letters]
+    letters = cuttable_axes(problem)
+    first = [letter for letter in _FIRST_AXES if letter in letters]
     return [*first, *(letter for letter in letters if letter not in first)]
 
 
 def _cut_axis(attempts: Attempts, letter: str) -> None:
     """Keep one position, or the first few, then leave out parts, smaller and smaller ones."""
-    length = extent(attempts.failing, letter)
+    length = position_count(attempts.failing, letter)
     if length < 2:
         return
-    if any(attempts.take(partial(_cut_to_fit, {letter: np.array([position])})) for position in (0, length - 1)):
+    if any(
+        attempts.try_change(partial(_keep_and_limit_counts, {letter: np.array([position])}))
+        for position in (0, length - 1)
+    ):
         return
     _find_shortest(attempts, (letter,))
-    size = extent(attempts.failing, letter) // 2
+    size = position_count(attempts.failing, letter) // 2
     while size:
-        if size == 1 and extent(attempts.failing, letter) > _SINGLES:
+        if size == 1 and position_count(attempts.failing, letter) > _MAX_LENGTH_FOR_SINGLE_CUTS:
             return
         position = 0
-        while position < (length := extent(attempts.failing, letter)):
+        while position < (length := position_count(attempts.failing, letter)):
             rest = np.delete(np.arange(length), np.s_[position : position + size])
-            if not (len(rest) and attempts.take(partial(_cut_to_fit, {letter: rest}))):
+            if not (len(rest) and attempts.try_change(partial(_keep_and_limit_counts, {letter: rest}))):
                 position += size
         size //= 2
 
 
 def _find_shortest(attempts: Attempts, letters: tuple[str, ...]) -> None:
     """Bisect for the fewest first positions that fail, assuming that more positions fail too."""
-    too_short, enough = 0, extent(attempts.failing, letters[0])
+    too_short, enough = 0, position_count(attempts.failing, letters[0])
     while too_short + 1 < enough:
         middle = (too_short + enough) // 2
-        if attempts.take(partial(_cut_to_fit, dict.fromkeys(letters, np.arange(middle)))):
+        if attempts.try_change(partial(_keep_and_limit_counts, dict.fromkeys(letters, np.arange(middle)))):
             enough = middle
         else:
             too_short = middle
 
 
-def _cut_to_fit(kept: dict[str, np.ndarray], problem: Problem) -> Problem:
-    return with_counts_that_fit(cut(problem, kept))
+def _keep_and_limit_counts(kept: dict[str, np.ndarray], problem: Problem) -> Problem:
+    return limit_counts(keep_positions(problem, kept))
 
 
 class ExhaustedError(Exception):
@@ -189,17 +228,17 @@ class Attempts:
 
     failing: Problem
     fails: Callable[[Problem], bool]
-    remaining: int
-    until: float
-    made: int = 0
+    remaining_tries: int
+    deadline: float
+    tries_made: int = 0
     accepted: list[Problem] = field(default_factory=list)
     _seen: set[str] = field(default_factory=set)
 
-    def take(self, change: Callable[[Problem], Problem]) -> bool:
+    def try_change(self, change: Callable[[Problem], Problem]) -> bool:
         """Change the failing problem; return whether it is simpler and still fails. Raises ``ExhaustedError``."""
         try:
             simpler = change(self.failing)
-            if measure(simpler) >= measure(self.failing):
+            if simplicity_key(simpler) >= simplicity_key(self.failing):
                 return False
         except (ValueError, KeyError, IndexError):  # axes that no longer fit together
             return False
@@ -207,9 +246,9 @@ class Attempts:
         if digest in self._seen:
             return False
         self._seen.add(digest)
-        if self.remaining <= 0 or time.monotonic() > self.until:
+        if self.remaining_tries <= 0 or time.monotonic() > self.deadline:
             raise ExhaustedError
-        self.remaining, self.made = self.remaining - 1, self.made + 1
+        self.remaining_tries, self.tries_made = self.remaining_tries - 1, self.tries_made + 1
         if not self.fails(simpler):
             return False
         self.failing = simpler
@@ -224,35 +263,47 @@ def _digest(problem: Problem) -> str:
     return digest_of(inputs, layout, options, problem.supports_statistics, problem.stages)
 
 
-Kept = Mapping[str, NDArray[np.intp]]
+KeptPositions = Mapping[str, NDArray[np.intp]]
 """Axis letter -> the positions that are kept."""
 
 
-def letters_of(problem: Problem) -> list[str]:
+def cuttable_axes(problem: Problem) -> list[str]:
     """Return the letters of the axes along which a problem can be cut: all but those that follow from other axes."""
     letters = dict.fromkeys(
         letter
         for name in problem.inputs
-        for axis in axes_of(problem.specs[name], problem.options)
+        for axis in input_axes(problem.specs[name], problem.options)
         for letter in axis.split("*")
     )
     cuttable = [letter for letter in letters if letter != "T" or "Lk" not in letters]
     return [letter for letter in cuttable if letter not in ("S", "S1")]
 
 
-def extent(problem: Problem, letter: str) -> int:
-    """Return the number of positions of an axis; for query heads, of those that share a head of keys and values."""
+def position_count(problem: Problem, letter: str) -> int:
+    """Return the number of positions of an axis; for query heads, of those that share a head of keys and values.
+
+    Example:
+        >>> arrays = {"query": np.ones((1, 6, 2, 4)), "key": np.ones((1, 2, 2, 4)), "value": np.ones((1, 2, 2, 4))}
+        >>> [position_count(Problem("attention", {}, arrays), letter) for letter in ("H", "Hkv")]
+        [3, 2]
+    """
     lengths = problem.lengths
     return lengths[letter] // lengths["Hkv"] if letter == "H" and "Hkv" in lengths else lengths[letter]
 
 
-def cut(problem: Problem, kept: Kept) -> Problem:
+def keep_positions(problem: Problem, kept: KeptPositions) -> Problem:
     """Keep these positions along these axes; keys and values of a past come before the others.
 
     Raises ``ShapeFault`` for axes that do not fit together.
+
+    Example:
+        >>> arrays = {"query": np.ones((1, 6, 2, 4)), "key": np.ones((1, 2, 2, 4)), "value": np.ones((1, 2, 2, 4))}
+        >>> one_head = keep_positions(Problem("attention", {}, arrays), {"Hkv": np.array([0])})
+        >>> one_head.inputs["query"].shape, one_head.inputs["key"].shape
+        ((1, 3, 2, 4), (1, 1, 2, 4))
     """
     lengths = problem.lengths
-    whole = dict(_with_heads(problem, dict(kept)))
+    whole = dict(_add_head_positions(problem, dict(kept)))
     if "T" in lengths and "T" not in whole and whole.keys() & {"P", "Lk"}:
         past = whole.get("P", np.arange(lengths.get("P", 0)))
         new = whole.get("Lk", np.arange(lengths.get("Lk", 0)))
@@ -265,7 +316,7 @@ def cut(problem: Problem, kept: Kept) -> Problem:
     return replace(problem, inputs=inputs, options=options)
 
 
-def _with_heads(problem: Problem, kept: dict[str, NDArray[np.intp]]) -> dict[str, NDArray[np.intp]]:
+def _add_head_positions(problem: Problem, kept: dict[str, NDArray[np.intp]]) -> dict[str, NDArray[np.intp]]:
     """Add the positions of query heads: each head of keys and values keeps the same number of query heads."""
     lengths = problem.lengths
     if "Hkv" not in lengths or "H" not in lengths:
@@ -278,19 +329,19 @@ def _with_heads(problem: Problem, kept: dict[str, NDArray[np.intp]]) -> dict[str
     return kept
 
 
-def _cut_input(problem: Problem, name: str, array: Array, kept: Kept) -> Array:
+def _cut_input(problem: Problem, name: str, array: Array, kept: KeptPositions) -> Array:
     spec, lengths = problem.specs[name], problem.lengths
     if array.dtype.kind in "iu" and spec.at_most in kept:
         array = np.searchsorted(kept[spec.at_most], array).astype(np.int64)
-    for position, axis in enumerate(axes_of(problem.specs[name], problem.options)):
+    for position, axis in enumerate(input_axes(problem.specs[name], problem.options)):
         parts = axis.split("*")
         if not kept.keys() & set(parts) or (spec.broadcast and array.shape[position] == 1):
             continue
-        array = array.take(_positions(parts, kept, lengths), position)
+        array = array.take(_combined_positions(parts, kept, lengths), position)
     return array
 
 
-def _positions(letters: Sequence[str], kept: Kept, lengths: Mapping[str, int]) -> NDArray[np.intp]:
+def _combined_positions(letters: Sequence[str], kept: KeptPositions, lengths: Mapping[str, int]) -> NDArray[np.intp]:
     """Return the positions that are kept of an axis that combines letters, such as heads and widths."""
     positions = np.zeros(1, np.intp)
     for letter in letters:
@@ -300,14 +351,14 @@ def _positions(letters: Sequence[str], kept: Kept, lengths: Mapping[str, int]) -
     return positions
 
 
-def without_sequence(problem: Problem, number: int) -> Problem:
+def drop_sequence(problem: Problem, number: int) -> Problem:
     """Leave out one of several packed sequences."""
     kept = {}
     for name, letter in (("cu_seqlens_q", "Lq"), ("cu_seqlens_k", "Lk")):
         begin, end = problem.inputs[name][number : number + 2]
         kept[letter] = np.delete(np.arange(problem.lengths[letter]), np.s_[int(begin) : int(end)])
     lengths = problem.inputs.get("key_lengths")
-    shorter = cut(problem.without_input("key_lengths"), kept)
+    shorter = keep_positions(problem.without_input("key_lengths"), kept)
     inputs = {**shorter.inputs}
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
         inputs[name] = np.delete(inputs[name], number + 1 if number == 0 else number)
@@ -316,7 +367,7 @@ def without_sequence(problem: Problem, number: int) -> Problem:
     return replace(problem, inputs=inputs)
 
 
-def with_counts_that_fit(problem: Problem) -> Problem:
+def limit_counts(problem: Problem) -> Problem:
     """Limit counts to the lengths of the axes that they count."""
     lengths, inputs = problem.lengths, dict(problem.inputs)
     for name, array in inputs.items():
@@ -326,9 +377,10 @@ def with_counts_that_fit(problem: Problem) -> Problem:
     return replace(problem, inputs=inputs)
 
 
-_ONE_BY_ONE = 64
-"""In larger arrays, no single numbers are replaced."""
+_MAX_SIZE_FOR_SINGLE_NUMBERS = 64
+"""In larger arrays, no single numbers are replaced. A choice: each number costs up to four tries."""
 _SIMPLE_NUMBERS = (0.0, 1.0, 2.0, 0.5, 10.0, -1.0, -10.0)
+"""Values that replace those of options, the simplest to read first."""
 _SIMPLE_WINDOWS = ((0, 0), (0, None), (None, 0), (1, 0), (0, 1), (1, 1), (1, None), (None, 1))
 
 
@@ -336,7 +388,7 @@ def simplify_options(attempts: Attempts) -> None:
     """Give options simpler values."""
     for name in list(attempts.failing.options):
         for value in _simpler_values(OPTIONS[name]):
-            if attempts.take(partial(_with_option, name=name, value=value)):
+            if attempts.try_change(partial(Problem.with_options, **{name: value})):
                 break
 
 
@@ -346,22 +398,18 @@ def _simpler_values(spec: OptionSpec) -> Sequence[Any]:
     return [number for number in _SIMPLE_NUMBERS if number > 0 or not spec.positive] if spec.type is float else ()
 
 
-def _with_option(problem: Problem, name: str, value: Any) -> Problem:
-    return problem.with_options(**{name: value})
-
-
 def simplify_masks(attempts: Attempts) -> None:
     """Broadcast masks and biases along axes, and allow more keys."""
     for name in list(optional_inputs(attempts.failing)):
         if attempts.failing.specs[name].broadcast:
             for axis in range(attempts.failing.inputs[name].ndim):
-                attempts.take(partial(_keep_first_slice, name=name, axis=axis))
+                attempts.try_change(partial(_keep_first_slice, name=name, axis=axis))
         if attempts.failing.specs[name].boolean:
             _replace_parts(attempts, name, lambda part: np.ones_like(part))
 
 
 def _keep_first_slice(problem: Problem, name: str, axis: int) -> Problem:
-    return _with_input(problem, name, problem.inputs[name].take([0], axis))
+    return _set_input(problem, name, problem.inputs[name].take([0], axis))
 
 
 def simplify_counts(attempts: Attempts) -> None:
@@ -370,48 +418,48 @@ def simplify_counts(attempts: Attempts) -> None:
         spec = attempts.failing.specs[name]
         if spec.whole and not spec.required:
             for number in (0, 1):
-                attempts.take(partial(_with_input, name=name, array=np.full_like(array, number)))
+                attempts.try_change(partial(_set_input, name=name, array=np.full_like(array, number)))
 
 
 def simplify_numbers(attempts: Attempts) -> None:
     """Round whole arrays, to the simplest numbers first; then parts of arrays, and single numbers."""
     names = [name for name in attempts.failing.inputs if attempts.failing.specs[name].is_number]
     for simpler in _ROUNDINGS:
-        attempts.take(partial(_round_inputs, names=names, simpler=simpler))
+        attempts.try_change(partial(_round_inputs, names=names, simpler=simpler))
     for name in names:
         for simpler in _ROUNDINGS:
-            if attempts.take(partial(_round_input, name=name, simpler=simpler)):
+            if attempts.try_change(partial(_round_input, name=name, simpler=simpler)):
                 break
         _replace_parts(attempts, name, np.zeros_like)
         _replace_parts(attempts, name, np.ones_like)
-        _replace_parts(attempts, name, lambda part: np.clip(np.rint(_finite(part)), -2, 2))
-        _replace_parts(attempts, name, _in_two_digits)
+        _replace_parts(attempts, name, lambda part: np.clip(np.rint(_replace_nonfinite(part)), -2, 2))
+        _replace_parts(attempts, name, _round_to_two_digits)
 
 
-def _finite(array: Array) -> Array:
+def _replace_nonfinite(array: Array) -> Array:
     return np.where(np.isfinite(array), array, 0.0)
 
 
-def _in_two_digits(array: Array) -> Array:
+def _round_to_two_digits(array: Array) -> Array:
     short = [float(f"{number:.2g}") for number in array.ravel().tolist()]
     return np.array(short).reshape(array.shape)
 
 
-def _power_of_two(array: Array) -> Array:
-    exponent = np.round(np.log2(np.where(array == 0, 1, np.abs(_finite(array)) + (array == 0) + 1e-300)))
+def _round_to_power_of_two(array: Array) -> Array:
+    exponent = np.round(np.log2(np.where(array == 0, 1, np.abs(_replace_nonfinite(array)) + (array == 0) + 1e-300)))
     return np.where(np.isfinite(array) & (array != 0), np.sign(array) * 2.0 ** np.clip(exponent, -126, 126), array)
 
 
 _ROUNDINGS: Sequence[Callable[[Array], Array]] = (
     np.zeros_like,
     np.ones_like,
-    _finite,
-    lambda array: np.clip(np.rint(_finite(array)), -2, 2),
+    _replace_nonfinite,
+    lambda array: np.clip(np.rint(_replace_nonfinite(array)), -2, 2),
     lambda array: np.sign(array) if np.isfinite(array).all() else array,
     np.rint,
     lambda array: np.arange(1, array.size + 1, dtype=np.float64).reshape(array.shape),
-    _power_of_two,
-    _in_two_digits,
+    _round_to_power_of_two,
+    _round_to_two_digits,
 )
 
 
@@ -422,10 +470,10 @@ def _round_inputs(problem: Problem, names: Sequence[str], simpler: Callable[[Arr
 
 
 def _round_input(problem: Problem, name: str, simpler: Callable[[Array], Array]) -> Problem:
-    return _with_input(problem, name, simpler(problem.inputs[name]))
+    return _set_input(problem, name, simpler(problem.inputs[name]))
 
 
-def _with_input(problem: Problem, name: str, array: Array) -> Problem:
+def _set_input(problem: Problem, name: str, array: Array) -> Problem:
     """Replace an input, rounded to the format in which it is stored; statistics no longer apply to numbers."""
     spec = problem.specs[name]
     if spec.is_number:
@@ -443,18 +491,18 @@ def _with_input(problem: Problem, name: str, array: Array) -> Problem:
 def _replace_parts(attempts: Attempts, name: str, simpler: Callable[[Array], Array]) -> None:
     """Replace parts of an array if that makes it simpler: halves, quarters, and so on to single numbers."""
     size = attempts.failing.inputs[name].size
-    if size < 2 or size > _ONE_BY_ONE * 8:
+    if size < 2 or size > _MAX_SIZE_FOR_SINGLE_NUMBERS * 8:
         return
-    for length in _sizes(size, 1 if size <= _ONE_BY_ONE else size // 8):
+    for length in _part_sizes(size, 1 if size <= _MAX_SIZE_FOR_SINGLE_NUMBERS else size // 8):
         for begin in range(0, size, length):
             array = attempts.failing.inputs[name]
             part = array.ravel()[begin : begin + length]
             simple_part = simpler(part)
             if complexity(simple_part) < complexity(part):
-                attempts.take(partial(_with_part, name=name, begin=begin, part=simple_part))
+                attempts.try_change(partial(_replace_part, name=name, begin=begin, part=simple_part))
 
 
-def _sizes(size: int, least: int) -> Iterator[int]:
+def _part_sizes(size: int, least: int) -> Iterator[int]:
     length = (size + 1) // 2
     while length >= max(least, 1):
         yield length
@@ -463,16 +511,16 @@ def _sizes(size: int, least: int) -> Iterator[int]:
         length = (length + 1) // 2
 
 
-def _with_part(problem: Problem, name: str, begin: int, part: Array) -> Problem:
+def _replace_part(problem: Problem, name: str, begin: int, part: Array) -> Problem:
     array = problem.inputs[name].copy()
     array.ravel()[begin : begin + part.size] = part
-    return _with_input(problem, name, array)
+    return _set_input(problem, name, array)
 
 
-Measure = tuple[int, int, float]
+SimplicityKey = tuple[int, int, float]
 
 
-def measure(problem: Problem) -> Measure:
+def simplicity_key(problem: Problem) -> SimplicityKey:
     """Return a sort key: options and optional inputs first, then elements, then the complexity of numbers."""
     asked = len(problem.options.keys() - {*HEADS, "score"}) + len(optional_inputs(problem))
     forms = len(problem.memory_layout) + (problem.stages is not None) + problem.supports_statistics
@@ -482,7 +530,12 @@ def measure(problem: Problem) -> Measure:
 
 
 def complexity(array: NDArray[Any]) -> float:
-    """Return how complex an array is to read: 0 for zeros, little for small integers."""
+    """Return how complex an array is to read: 0 for zeros, little for small integers.
+
+    Example:
+        >>> [round(complexity(np.array(numbers)), 2) for numbers in ([0.0, 0.0], [1.0, 2.0], [0.25], [0.123])]
+        [0.0, 2.15, 2.0, 4.0]
+    """
     if array.dtype.kind == "b":
         return float(np.count_nonzero(~array))
     numbers = array.astype(np.float64).ravel()

@@ -25,7 +25,7 @@ from attncheck.results.coverage import RequestedRun
 from attncheck.results.format import Row
 from attncheck.results.writer import ResultsWriter
 from attncheck.run import Settings, environment_record, summarise
-from attncheck.searching.findings import SearchFolder, written_case
+from attncheck.searching.findings import SearchFolder, read_written_case
 from attncheck.spec.verdicts import Verdict
 
 
@@ -104,7 +104,7 @@ class SearchResults:
 
     def add_finding(self, path: Path, answer: Answer) -> None:
         """Write the rows of the case in a file of the folder."""
-        case = written_case(path)
+        case = read_written_case(path)
         self._files.add(path.name)
         self.written.add(case, [replace(row, case=case.id) for row in answer.rows])
 
@@ -114,7 +114,7 @@ class SearchResults:
             if finding.file in self._files:
                 continue
             try:
-                case = written_case(self.folder.path / finding.file)
+                case = read_written_case(self.folder.path / finding.file)
             except AttncheckError:  # the user removed the file
                 continue
             row = replace(

@@ -1,4 +1,30 @@
-"""The search: problems are drawn and judged, and those that fail in a new way are reduced and written as cases.
+"""The search: draws problems, runs and judges them, and writes each new kind of failure as a reduced case.
+
+The cases of a corpus test what their authors thought of. A search tests combinations of options, shapes and numbers
+that no author chose. Problems are drawn with bugs of kernels in mind: lengths next to tile sizes, rows without a key,
+numbers that cancel or overflow, and combinations of features that this search has not run before (``problems.py``,
+``FeatureCounts`` in ``concrete.py``).
+
+``Search.run`` first reruns the findings of earlier searches in its folder, and removes the fixed ones. Then it repeats:
+
+1. Draw the next problem. The seed, the number of the problem and the record of earlier problems determine it, so the
+   same search finds the same failures again.
+2. Run the problem in the worker of the implementation. Its judgement may run in another process meanwhile: up to
+   ``_MAX_PENDING`` problems wait for their verdict, however many processes there are. Otherwise the record that
+   determines the next problem would depend on the speed of the machine.
+3. If the problem fails, compare the failure with the findings so far. A finding explains a failure with a similar
+   symptom (verdict, first wrong stage, error) if the problem has all features and lengths that the finding needs. Then
+   only count it: one bug fails in many problems, and each should be reported once.
+4. Otherwise run the problem again in a new process. If it passes there, the failure depends on the calls before it; it
+   is written as it is, with the number of these calls.
+5. If it fails there, too, reduce it (``reduction.py``) and write the reduced problem as a case file.
+
+The reduction runs its tries in one worker, because a new process for each would take most of the time. So a
+try could fail only because of the tries before it. ``simplest_in_new_process`` therefore takes the simplest step that
+also fails in a new process.
+
+The search stops at its limit of problems or time, at ``MAX_FINDINGS`` findings, or at Ctrl-C. A timer interrupts any
+step when the time is over, and a failure that is being reduced is then written unreduced, so that none is lost.
 
 ``reduce_case`` reduces any failing case of any file, for ``attncheck reduce`` and ``attncheck repro``.
 """
@@ -21,7 +47,7 @@ from attncheck.asking.answer import Answer
 from attncheck.asking.engine import Engine
 from attncheck.asking.question import Question
 from attncheck.common.errors import CaseError
-from attncheck.common.progress import duration
+from attncheck.common.progress import format_duration
 from attncheck.common.wording import count_noun, format_element
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
@@ -30,7 +56,7 @@ from attncheck.reading.problem import Problem
 from attncheck.reports.one_failure import failure_of_rows
 from attncheck.results.format import FAILURE_NUMBERS
 from attncheck.searching.concrete import (
-    concrete_case,
+    concrete_problem,
     count_elements,
     has_nonfinite,
     kind_of,
@@ -42,31 +68,31 @@ from attncheck.searching.findings import (
     SearchFinding,
     SearchFolder,
     Symptom,
-    file_name,
-    name_of,
-    read_written,
+    case_file_name,
+    case_title,
+    read_written_problem,
     symptom_of,
     write_case,
 )
 from attncheck.searching.problems import Draw, ProblemSource
-from attncheck.searching.reduction import MAX_SECONDS, MAX_TRIES, Reduced, reduce_problem
+from attncheck.searching.reduction import MAX_SECONDS, MAX_TRIES, Reduction, reduce_problem
 from attncheck.searching.results import SearchResults
 
 MAX_FINDINGS = 20
-"""A search stops then: there is enough to fix."""
-_SAVED_EVERY = 200
-"""Problems between two writes of the state."""
+"""A search stops then. A choice: a user fixes the first findings before more are useful."""
+_PROBLEMS_PER_SAVE = 200
+"""Problems between two writes of the state. A choice: a search that is killed repeats at most so many problems."""
 
-_AHEAD = 16
+_MAX_PENDING = 16
 """Problems that are run before the first of them has to be judged, independent of the number of processes: so a search
 is the same on every machine."""
-_WORTH_PROCESSES = 64
+_MIN_PROBLEMS_FOR_PROCESSES = 64
 """Running so many problems takes as long as starting processes that judge."""
 
 SECONDS_TO_FINISH = 4.0
 """Time after the end of a search to finish its current step: run a failure in a fresh process, write a script."""
 
-Say = Callable[[str], None]
+ShowLine = Callable[[str], None]
 
 
 class SearchOver(Exception):
@@ -115,7 +141,7 @@ class SearchRequest:
 
 
 @dataclass(frozen=True)
-class _Begun:
+class _PendingProblem:
     """A problem of a search, by its number, that was run after so many other calls and is being judged."""
 
     problem: Problem
@@ -135,7 +161,7 @@ class Search:
     subject: ProblemSubject
     folder: SearchFolder
     results: SearchResults
-    say: Say = lambda line: None
+    say: ShowLine = lambda line: None
     asked: int = 0
     refused: int = 0
     fixed: list[SearchFinding] = field(default_factory=list)
@@ -157,7 +183,7 @@ class Search:
         """Search until the limit of problems, seconds or findings; Ctrl-C ends it, and keeps its findings."""
         try:
             self._rerun_findings()
-            self._search()
+            self._search_new_problems()
         except KeyboardInterrupt:
             self.is_interrupted = True
 
@@ -177,7 +203,7 @@ class Search:
                 continue
             path = self.folder.path / finding.file
             try:
-                answer = self.subject.ask(read_written(path), path.stem)
+                answer = self.subject.ask(read_written_problem(path), path.stem)
             except CaseError:  # the user removed it
                 self.folder.findings.remove(finding)
                 continue
@@ -186,30 +212,32 @@ class Search:
                 self.fixed.append(finding)
                 self.folder.findings.remove(finding)
 
-    def _search(self) -> None:
+    def _search_new_problems(self) -> None:
         draw = Draw(self.request.seed, self.request.operation)
         known = lambda problem: any(finding.explains(problem) for finding in self.folder.findings)  # noqa: E731
         source = ProblemSource(draw, self.request.dtypes, self.folder.seen, known, self.subject.lacks_of)
         number = self.folder.next_numbers.get(self.request.key, 0)
-        begun: deque[_Begun] = deque()
+        begun: deque[_PendingProblem] = deque()
         while not self._is_over(len(begun)):
             problem = source.problem(number)
             number += 1
             try:
-                answer = self._start(problem, f"problem-{number - 1}")
+                answer = self._start_problem(problem, f"problem-{number - 1}")
             except CaseError:  # the drawn inputs do not fit together
                 continue
             is_refused = answer.done() and answer.result().is_unsupported
-            self.folder.seen.note(problem, is_refused=is_refused, lacks=answer.result().lacks if is_refused else ())
-            begun.append(_Begun(problem, number - 1, self.subject.asked - 1, answer))
-            if len(begun) == _AHEAD:
-                self._note(begun.popleft())
+            self.folder.seen.record_answer(
+                problem, is_refused=is_refused, lacks=answer.result().lacks if is_refused else ()
+            )
+            begun.append(_PendingProblem(problem, number - 1, self.subject.asked - 1, answer))
+            if len(begun) == _MAX_PENDING:
+                self._record_answer(begun.popleft())
         while begun and len(self.folder.findings) < MAX_FINDINGS:
-            self._note(begun.popleft())
+            self._record_answer(begun.popleft())
 
-    def _start(self, problem: Problem, name: str) -> Future[Answer]:
+    def _start_problem(self, problem: Problem, name: str) -> Future[Answer]:
         """Run a problem; judge it in another process once the search is long enough for one to pay."""
-        if self.asked >= _WORTH_PROCESSES:
+        if self.asked >= _MIN_PROBLEMS_FOR_PROCESSES:
             return self.subject.begin(problem, name)
         answered: Future[Answer] = Future()
         answered.set_result(self.subject.ask(problem, name))
@@ -219,30 +247,30 @@ class Search:
         enough = self.request.problems is not None and self.asked + begun >= self.request.problems
         return enough or self.seconds_left <= 0 or len(self.folder.findings) >= MAX_FINDINGS
 
-    def _note(self, begun: _Begun) -> None:
+    def _record_answer(self, begun: _PendingProblem) -> None:
         answer = begun.answer.result()
         self.folder.next_numbers[self.request.key] = begun.number + 1
         self.asked += 1
         self.folder.asked += 1
         self.refused += answer.is_unsupported
         if (symptom := symptom_of(answer)) is not None:
-            self._add(begun, symptom, answer)
+            self._add_failure(begun, symptom, answer)
         elif answer.expected_failures:
             self.known.update(set(answer.expected_failures.values()))
             self.results.left_out += 1
         else:
             self.results.add(answer)
-        if self.asked % _SAVED_EVERY == 0:
+        if self.asked % _PROBLEMS_PER_SAVE == 0:
             self.folder.write()
 
-    def _add(self, begun: _Begun, symptom: Symptom, answer: Answer) -> None:
+    def _add_failure(self, begun: _PendingProblem, symptom: Symptom, answer: Answer) -> None:
         """Reduce a failure that no earlier finding explains, and write it as a case."""
         problem, number = begun.problem, begun.number
-        if self._is_counted(problem, symptom, answer):
+        if self._is_known_failure(problem, symptom, answer):
             return
         self.say(f"problem {number} fails ({symptom}); reducing it")
         try:
-            finding = self._reduce(begun, symptom, answer)
+            finding = self._reduce_failure(begun, symptom, answer)
         except (SearchOver, KeyboardInterrupt):  # the problem is written unreduced
             self.folder.findings.append(self._write_finding(problem, symptom, answer, number, None))
             raise
@@ -251,7 +279,7 @@ class Search:
             self.say(f"found {finding.title}{self._next_step}")
             self.folder.write()
 
-    def _reduce(self, begun: _Begun, symptom: Symptom, answer: Answer) -> SearchFinding | None:
+    def _reduce_failure(self, begun: _PendingProblem, symptom: Symptom, answer: Answer) -> SearchFinding | None:
         """Return the finding for the simplest problem with the failure; None if that is a known finding."""
         problem, number = begun.problem, begun.number
         if symptom_of(self.subject.ask_in_new_process(problem)) != symptom:
@@ -261,7 +289,7 @@ class Search:
         seconds = min(MAX_SECONDS, self.seconds_left)
         reduced = reduce_problem(problem, lambda simpler: self.subject.symptom(simpler) == symptom, seconds=seconds)
         simplest, simplest_answer = simplest_in_new_process(reduced, self.subject, symptom)
-        if self._is_counted(simplest, symptom, answer):  # more than one way leads to it
+        if self._is_known_failure(simplest, symptom, answer):  # more than one way leads to it
             return None
         finding = self._write_finding(simplest, symptom, simplest_answer, number, reduced)
         return finding if finding.diagnosis else finding.with_diagnosis(answer.diagnosis)
@@ -272,13 +300,13 @@ class Search:
         problems = math.inf if self.request.problems is None else self.request.problems - self.asked
         if self.seconds_left <= 0 or problems <= 0 or len(self.folder.findings) >= MAX_FINDINGS:
             return ""
-        rest = duration(self.seconds_left) if math.isinf(problems) else count_noun(int(problems), "problem")
+        rest = format_duration(self.seconds_left) if math.isinf(problems) else count_noun(int(problems), "problem")
         return f"; searching for other failures, {rest} left; Ctrl-C ends the search"
 
-    def _is_counted(self, problem: Problem, symptom: Symptom, answer: Answer) -> bool:
+    def _is_known_failure(self, problem: Problem, symptom: Symptom, answer: Answer) -> bool:
         """Return whether a finding explains a problem, and count it there; its numbers narrow the diagnosis."""
         for position, finding in enumerate(self.folder.findings):
-            if finding.symptom.is_like(symptom) and finding.explains(problem):
+            if finding.symptom.is_similar_to(symptom) and finding.explains(problem):
                 counted = replace(finding, times=finding.times + 1)
                 self.folder.findings[position] = counted.with_diagnosis(answer.diagnosis)
                 self.results.left_out += 1
@@ -291,12 +319,12 @@ class Search:
         symptom: Symptom,
         answer: Answer,
         number: int,
-        reduced: Reduced | None,
+        reduced: Reduction | None,
     ) -> SearchFinding:
         name = self.subject.implementation.name
         identity = f"{name} {self.request.key} {number}"
-        path = self.folder.path / file_name(symptom, problem, identity)
-        write_case(problem, path, name_of(symptom, problem, name), f"{self.request.found_by}, problem {number}")
+        path = self.folder.path / case_file_name(symptom, problem, identity)
+        write_case(problem, path, case_title(symptom, problem, name), f"{self.request.found_by}, problem {number}")
         self.results.add_finding(path, answer)
         failure = failure_of_rows(answer.rows, case_record(answer.case, {}), diagnosis=answer.diagnosis)
         return SearchFinding(
@@ -316,7 +344,7 @@ class Search:
         )
 
 
-def simplest_in_new_process(reduced: Reduced, subject: ProblemSubject, symptom: Symptom) -> tuple[Problem, Answer]:
+def simplest_in_new_process(reduced: Reduction, subject: ProblemSubject, symptom: Symptom) -> tuple[Problem, Answer]:
     """Return the simplest step of a reduction that also fails in a new process, and the answer there.
 
     The first step is known to fail there.
@@ -350,7 +378,7 @@ def element_of(answer: Answer) -> str:
     return f"{where}: computed {first.value:.9g}, exact {first.exact:.9g}{limit}"
 
 
-MAX_NUMBERS = 1 << 15
+MAX_EXPLAINED_NUMBERS = 1 << 15
 """A reduced case with more numbers is not explained instead of the original one."""
 
 
@@ -376,15 +404,15 @@ def reduce_case(case: Case, implementation: Implementation, dtype: str, limits: 
         return ReducedCase(plain)
     subject = ProblemSubject(implementation, Engine(limits, expected_failures=()))
     try:
-        problem = concrete_case(case, dtype)
+        problem = concrete_problem(case, dtype)
         wanted = symptom_of(subject.ask_in_new_process(problem))
         if wanted is None:  # its numbers are not the cause of the failure
             return ReducedCase(plain, problem, problem)
         reduced = reduce_problem(problem, lambda simpler: subject.symptom(simpler) == wanted, MAX_TRIES, MAX_SECONDS)
         simplest, answer = simplest_in_new_process(reduced, subject, wanted)
-        if count_elements(simplest) > MAX_NUMBERS:
+        if count_elements(simplest) > MAX_EXPLAINED_NUMBERS:
             return ReducedCase(plain, problem, simplest, reduced.tries, reduced.is_smallest)
-        spelled = read_concrete(simplest, Path(), "search/reduced", MAX_NUMBERS)
+        spelled = read_concrete(simplest, Path(), "search/reduced", MAX_EXPLAINED_NUMBERS)
         answer = answer.for_question(Question(spelled, dtype))
     except CaseError:
         return ReducedCase(plain)

@@ -78,9 +78,9 @@ DECLARABLE: Mapping[str, Mapping[str, str]] = {
 
 The exact answer of a call is then that of the call as the function reads it.
 """
-ACCURACY = "accuracy-of-"
+ACCURACY_PREFIX = "accuracy-of-"
 """Prefix of the diagnoses that give the size of the errors, and no cause."""
-ACCURACY_OF_FLOAT32 = f"{ACCURACY}float32"
+ACCURACY_OF_FLOAT32 = f"{ACCURACY_PREFIX}float32"
 CONVENTION_OF_READING: Mapping[str, tuple[str, str]] = {
     **{f"empty-rows-{value}": ("empty_rows", value) for value in EMPTY_ROWS},
     "aligned-bottom-right": ("corner", "bottom_right"),

@@ -19,9 +19,9 @@ from typing import NamedTuple, TypeAlias
 
 from attncheck.common.processors import available_processors
 from attncheck.mutation.catalogue import BY_HAND
-from attncheck.mutation.judgement import OF_NUMBERS
+from attncheck.mutation.judgement import NUMERIC_TIERS
 from attncheck.mutation.mutant import Mutant, Subject
-from attncheck.mutation.score import in_processes, run_mutants
+from attncheck.mutation.score import process_pool, run_mutants
 from attncheck.planning.plan import RECORDED_UNITS_FILE, Plan, standard_units, unit_features
 from attncheck.reading.case import Case
 from attncheck.reading.covering import cover_features
@@ -105,7 +105,7 @@ def _caught(
 ) -> Iterator[tuple[Catch, tuple[bool, bool]]]:
     """Yield catches, each with whether it is by far, and at the stage that the fault names."""
     named = {fault.name: fault for fault in faults if isinstance(fault, Mutant)}
-    with in_processes(available_processors()) as pool:
+    with process_pool(available_processors()) as pool:
         frames = run_mutants(cases, subjects=faults, pool=pool, exhaustive=exhaustive)
     for found in frames.evaluations:
         fault = named.get(found.subject)
@@ -113,7 +113,7 @@ def _caught(
             is_first = found.stage == fault.first_wrong_stage or (
                 (found.stage, fault.first_wrong_stage) == ("output", "context")
             )
-            by_far = found.tier not in OF_NUMBERS or not found.ratio < _BY_FAR  # NaN where there is none
+            by_far = found.tier not in NUMERIC_TIERS or not found.ratio < _BY_FAR  # NaN where there is none
             yield Catch(fault.name, found.case, found.dtype, found.stage), (found.stage != "" and by_far, is_first)
 
 

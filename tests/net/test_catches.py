@@ -20,9 +20,9 @@ from catches import HOW_TO_ACCEPT, Catch, read_catches
 from attncheck.diagnosis.case_evidence import Evidence
 from attncheck.execution.worker import Computed, evaluate_on
 from attncheck.mutation.catalogue import BY_HAND, CONTROLS, EQUIVALENT, MUTANTS, SUBJECTS
-from attncheck.mutation.judgement import RIGHTLY, WRONGLY, first_wrong, how_named, names_from
+from attncheck.mutation.judgement import RIGHTLY, WRONGLY, diagnoses_by_subject, first_wrong, naming_result
 from attncheck.mutation.kernel import Kernel
-from attncheck.mutation.mutant import REFERENCE, WIDE, Subject, Variant
+from attncheck.mutation.mutant import REFERENCE, WIDE_DTYPES, Subject, Variant
 from attncheck.mutation.narrow import RIGHT
 from attncheck.mutation.score import run_mutants
 from attncheck.mutation.unit import Unit, UnitScorer, count_scores
@@ -56,8 +56,8 @@ def _recorded() -> tuple[dict[tuple[str, str], list[Catch]], dict[str, Case]]:
 
 
 def test_every_fault_is_caught_by_a_standard_case_also_where_numbers_are_wide_and_no_other_is_recorded() -> None:
-    recorded = {catch.fault for catch in read_catches() if catch.dtype in WIDE}
-    lacking = sorted({fault.name for fault in BY_HAND if {*fault.dtypes} & {*WIDE}} - recorded)
+    recorded = {catch.fault for catch in read_catches() if catch.dtype in WIDE_DTYPES}
+    lacking = sorted({fault.name for fault in BY_HAND if {*fault.dtypes} & {*WIDE_DTYPES}} - recorded)
     assert not lacking, f"no case is recorded for {lacking[:_MOST]}, {len(lacking)} in all. {HOW_TO_ACCEPT}."
     units = {(case, dtype) for case, dtypes in recorded_units().items() for dtype in dtypes}
     catches = read_catches()
@@ -105,8 +105,8 @@ def test_what_a_recorded_case_says_of_a_fault_is_seldom_wrong() -> None:
             for catch in catches:
                 if (evidence := scorer.evidence(SUBJECTS[catch.fault])) is not None:
                     found[catch.fault][case, dtype, 0] = evidence
-    names = names_from(found)
-    how = {fault: how_named(SUBJECTS[fault], said) for fault, said in names.items()}
+    names = diagnoses_by_subject(found)
+    how = {fault: naming_result(SUBJECTS[fault], said) for fault, said in names.items()}
     wrongly = {fault: names[fault] for fault, each in how.items() if each == WRONGLY}
     assert len(wrongly) <= _WRONGLY * len(how), wrongly
     assert sum(each == RIGHTLY for each in how.values()) >= _RIGHTLY * len(how)

@@ -22,7 +22,7 @@ from attncheck.execution.operations import run_operation
 from attncheck.judging.judge_implementation import JudgedStages, KnownEmptyRows
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.problem import Problem as BaseProblem
-from attncheck.searching.concrete import axes_of
+from attncheck.searching.concrete import input_axes
 from attncheck.spec import InputSpec, inputs_of, statistics_dtype
 from attncheck.spec.dtypes import round_to
 from attncheck.spec.verdicts import Verdict
@@ -112,10 +112,10 @@ def draw(name: str, seed: int = 0, size: float = 1.0) -> Problem:
     options = options_of(_ROWS[name].get("options", {}))
     random = np.random.default_rng([seed, NAMES.index(name)])
     specs = inputs_of(operation, options.get("score"))
-    axes = {each: axes_of(spec, options) for each, spec in specs.items() if spec.required}
+    axes = {each: input_axes(spec, options) for each, spec in specs.items() if spec.required}
     for word in more.split():
         each, _, own = word.rstrip("]").partition("[")
-        axes[each] = tuple(own.split(",")) if own else axes_of(specs[each], options)
+        axes[each] = tuple(own.split(",")) if own else input_axes(specs[each], options)
     is_broadcast = "bias[" in more
     arrays = {each: _drawn(each, specs[each], _shape(letters, axes), size, random) for each, letters in axes.items()}
     if "bias" in arrays and not is_broadcast:

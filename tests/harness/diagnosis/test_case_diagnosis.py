@@ -30,7 +30,7 @@ from attncheck.diagnosis.wrong_result import FailingCase
 from attncheck.judging.judge_implementation import JudgedStages, KnownEmptyRows
 from attncheck.judging.truth import find_truth
 from attncheck.mutation.catalogue import MUTANTS
-from attncheck.mutation.judgement import RIGHTLY, how_named, names_from
+from attncheck.mutation.judgement import RIGHTLY, diagnoses_by_subject, naming_result
 from attncheck.mutation.unit import Unit, UnitScorer, count_scores
 from attncheck.reading.problem import Problem as ReadProblem
 from attncheck.reading.selection import select_cases
@@ -72,8 +72,10 @@ def test_faults_are_named_in_cases_of_their_topic(topic: str) -> None:
                 if (evidence := scorer.evidence(fault)) is not None:
                     found[fault.name][cases[place].id, "float64", 0] = evidence
         if number % AT_A_TIME == 0 or number == len(cases):
-            said = names_from(found)
-            rightly = {fault.diagnosis[0] for fault in faults if how_named(fault, said.get(fault.name, ())) == RIGHTLY}
+            said = diagnoses_by_subject(found)
+            rightly = {
+                fault.diagnosis[0] for fault in faults if naming_result(fault, said.get(fault.name, ())) == RIGHTLY
+            }
             unnamed -= rightly
             if unnamed <= ELSEWHERE:
                 break
@@ -139,7 +141,7 @@ def diagnosed(
 
 
 def names(found: JudgedStages) -> set[str]:
-    return {each.name for each in found.findings.fits}
+    return {each.name for each in found.findings.matches}
 
 
 def name_of(found: JudgedStages) -> str:
@@ -358,7 +360,7 @@ def test_of_rows_that_stand_for_all_keys_that_are_left_out_are_named() -> None:
 
 def test_large_problems_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     for most, name in ((QUERY[..., 0].size * 7 - 1, ""), (QUERY[..., 0].size * 7, "aligned-bottom-right")):
-        monkeypatch.setattr(examine, "MAX_ELEMENTS", most)
+        monkeypatch.setattr(examine, "MAX_SCORES_TO_TRY", most)
         assert name_of(diagnosed(CAUSAL, PLAIN, attend(**LOWER))) == name
 
 
@@ -418,7 +420,7 @@ def test_whoever_fails_a_case_first_changes_no_diagnosis_of_the_next(monkeypatch
         again = len(evaluated)
         evaluated.clear()
         alone = diagnosed({}, BIASED, compute)
-        for one, other in zip(found.findings.fits, alone.findings.fits, strict=True):
+        for one, other in zip(found.findings.matches, alone.findings.matches, strict=True):
             assert (one.name, one.description) == (other.name, other.description)
         assert (found.findings.refuted, found.judgements) == (alone.findings.refuted, alone.judgements)
     assert 0 < again < len(evaluated) / 2, "what is tried whatever was returned is worked out once"
@@ -507,7 +509,7 @@ def test_gradients_of_uniform_rows_under_a_softcap_have_two_possible_causes_and_
         assert names(found) == possible
         if len(possible) > 1:
             evidence = evidence_of(found.findings, next(iter(failing(found))), "attention_gradients")
-            assert decide({"case": evidence})["case"].fit is None
+            assert decide({"case": evidence})["case"].match is None
             message = next(each.message for each in found.judgements if each.verdict is SEMANTIC)
             assert message.endswith("this case does not tell them apart)")
 
@@ -524,4 +526,4 @@ def test_a_reading_is_recognised_in_a_case_whose_rows_without_a_key_are_uniform(
     )
     unscaled = find_truth(problem.with_options(scale=1.0)).exact["output"].high.astype(np.float32)
     case = FailingCase(problem, "float32", {"output": unscaled}, {}, "native")
-    assert [reading.name for reading in case.explained_by({"scale-one": None})] == ["scale-one"]
+    assert [reading.name for reading in case.explaining_readings({"scale-one": None})] == ["scale-one"]

@@ -10,15 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tables import tables_beside
 
-from attncheck.diagnosis.case_evidence import Evidence, Fit
-from attncheck.diagnosis.decision import CERTAIN, KEEP, OR, UNNAMED, Decision, Wording, decide, reworded
+from attncheck.diagnosis.case_evidence import Evidence, Match
+from attncheck.diagnosis.decision import (
+    KEEP,
+    MIN_CERTAIN_PAIRS,
+    OR,
+    UNNAMED,
+    Decision,
+    DiagnosisColumns,
+    apply_decision,
+    decide,
+)
 from attncheck.spec.verdicts import Verdict
 
 NUMERIC, SEMANTIC = Verdict.NUMERIC.value, Verdict.SEMANTIC.value
 
 
-def fit(name: str, verdict: str = NUMERIC, answer: str = "", stage: str = "masked", **more: Any) -> Fit:
-    return Fit(name, f"it is {name}", stage, verdict, answer or name, **more)
+def fit(name: str, verdict: str = NUMERIC, answer: str = "", stage: str = "masked", **more: Any) -> Match:
+    return Match(name, f"it is {name}", stage, verdict, answer or name, **more)
 
 
 A, CONVENTION = fit("a"), fit("convention", SEMANTIC)
@@ -51,7 +60,7 @@ def decision(name: str) -> Decision:
 
 
 SITUATIONS = tables_beside(__file__)["decisions"]
-COUNTS = {"CERTAIN": CERTAIN, "2CERTAIN": 2 * CERTAIN, "FEWER": CERTAIN - 1, "": 1}
+COUNTS = {"CERTAIN": MIN_CERTAIN_PAIRS, "2CERTAIN": 2 * MIN_CERTAIN_PAIRS, "FEWER": MIN_CERTAIN_PAIRS - 1, "": 1}
 
 
 def times(text: str) -> list[str]:
@@ -67,9 +76,9 @@ def test_what_several_cases_decide(situation: str) -> None:
     assert [found[number] for number in range(len(cases))] == list(map(decision, decisions))
 
 
-def described(*fits: Fit) -> list[str]:
-    found = decide({number: replace(case("a"), fits=(each,)) for number, each in enumerate(fits)})
-    return [each.fit.description for each in found.values() if each.fit]
+def described(*fits: Match) -> list[str]:
+    found = decide({number: replace(case("a"), matches=(each,)) for number, each in enumerate(fits)})
+    return [each.match.description for each in found.values() if each.match]
 
 
 def test_what_all_cases_share_is_told_and_names_of_one_answer_together() -> None:
@@ -80,7 +89,7 @@ def test_what_all_cases_share_is_told_and_names_of_one_answer_together() -> None
     assert described(two, three) == [third] * 2  # a ratio, of cases that mean different numbers
     assert described(two) == ["it is 2"]
     (together,) = decide({"D = 4": case("square inverse")}).values()
-    assert (together.fit.name, together.fit.description) == (f"inverse{OR}square", "it is 1/4, a^2 or 1/D")
+    assert (together.match.name, together.match.description) == (f"inverse{OR}square", "it is 1/4, a^2 or 1/D")
 
 
 NAMES = st.sampled_from("abcd")
@@ -101,34 +110,34 @@ def test_nothing_is_named_that_does_not_fit_or_that_as_many_cases_refute_in_what
 ) -> None:
     decisions = decide(cases)
     for number, each in decisions.items():
-        if each.fit is not None:
-            for name in each.fit.name.split(OR):
-                assert FITS[name] in cases[number].fits
+        if each.match is not None:
+            for name in each.match.name.split(OR):
+                assert FITS[name] in cases[number].matches
                 refuting = sum(name in found.refuted for found in cases.values())
-                assert refuting < sum(FITS[name] in found.fits for found in cases.values())
+                assert refuting < sum(FITS[name] in found.matches for found in cases.values())
     shuffled = list(cases.items())
     random.shuffle(shuffled)
     assert decide(dict(shuffled)) == decisions
 
 
 def test_a_mistake_is_said_before_the_size_of_the_error_and_a_convention_alone() -> None:
-    judged = Wording(NUMERIC, "3 times the bound", "output")
+    judged = DiagnosisColumns(NUMERIC, "3 times the bound", "output")
     for decision, wording in (
-        (Decision(A), Wording(NUMERIC, "it is a; 3 times the bound", "masked", "a")),
-        (Decision(CONVENTION), Wording(SEMANTIC, "it is convention", "masked", "convention")),
+        (Decision(A), DiagnosisColumns(NUMERIC, "it is a; 3 times the bound", "masked", "a")),
+        (Decision(CONVENTION), DiagnosisColumns(SEMANTIC, "it is convention", "masked", "convention")),
         (UNNAMED, judged),
         (KEEP, None),
     ):
-        assert reworded(decision, judged) == wording
+        assert apply_decision(decision, judged) == wording
 
 
 @pytest.mark.parametrize(("cases", "stays"), [(2, False), (3, True)])
 def test_an_accuracy_needs_three_cases_while_another_case_has_no_name(cases: int, stays: bool) -> None:
-    from attncheck.diagnosis.run import _without_few_accuracies
+    from attncheck.diagnosis.run import _drop_rare_accuracies
 
-    accuracy = Decision(Fit("accuracy-of-float32", "", "output", "numeric", ""))
+    accuracy = Decision(Match("accuracy-of-float32", "", "output", "numeric", ""))
     decisions = {("kernel", f"case {number}", "float64"): accuracy for number in range(cases)}
-    assert _without_few_accuracies(decisions) == decisions
+    assert _drop_rare_accuracies(decisions) == decisions
     nameless = {("kernel", "another case", "float64"): UNNAMED}
     kept = decisions if stays else dict.fromkeys(decisions, UNNAMED)
-    assert _without_few_accuracies(decisions | nameless) == kept | nameless
+    assert _drop_rare_accuracies(decisions | nameless) == kept | nameless

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attncheck.diagnosis.case_evidence import Fit
+from attncheck.diagnosis.case_evidence import Match
 from attncheck.diagnosis.decision import UNNAMED, Decision
 from attncheck.diagnosis.float64_in_float32 import decide_by_dtype, is_computed_in_float32
 from attncheck.spec import ACCURACY_OF_FLOAT32
 
-ACCURACY = Decision(Fit(ACCURACY_OF_FLOAT32, "as accurate as float32", "", "numeric", ""))
-FAULT = Decision(Fit("keys-fitted", "keys are left out", "masked", "numeric", ""))
+ACCURACY = Decision(Match(ACCURACY_OF_FLOAT32, "as accurate as float32", "", "numeric", ""))
+FAULT = Decision(Match("keys-fitted", "keys are left out", "masked", "numeric", ""))
 
 
 @dataclass(frozen=True, eq=False)

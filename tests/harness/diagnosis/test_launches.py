@@ -8,7 +8,7 @@ import numpy as np
 import reported_kernels
 from numpy.random import RandomState
 
-from attncheck.diagnosis.conditions import condition_of, is_refuted_by
+from attncheck.diagnosis.conditions import condition_of, is_reading_refuted
 from attncheck.diagnosis.readings import readings_named
 from attncheck.diagnosis.residuals import approximate
 from attncheck.reading.problem import Problem
@@ -60,11 +60,11 @@ def test_the_condition_of_a_reading_is_what_only_the_cases_that_it_explains_have
     bias = {"bias": np.zeros((1, 1, 1, 1))}
     explained = [problem({"is_causal": True}, Lq=length, **bias) for length in (3, 4, 5)]
     passing = [problem({"is_causal": True}, Lq=length) for length in (3, 4, 5)]
-    assert all(is_refuted_by("causality-ignored", case) for case in passing)
-    assert is_refuted_by("causality-ignored", problem()) is None
+    assert all(is_reading_refuted("causality-ignored", case) for case in passing)
+    assert is_reading_refuted("causality-ignored", problem()) is None
     found = condition_of(explained, passing)
     assert found is not None
-    assert found.text("causality is ignored; so") == (
+    assert found.insert_into("causality is ignored; so") == (
         "causality is ignored, but only where bias is given, and not in 3 other cases that would show it; so"
     )
 

@@ -17,7 +17,7 @@ import pytest
 import attncheck.mutation
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Window
-from attncheck.diagnosis.case_evidence import Fit
+from attncheck.diagnosis.case_evidence import Match
 from attncheck.diagnosis.decision import Decision
 from attncheck.diagnosis.readings import CATALOGUE
 from attncheck.execution.operations import run_operation
@@ -26,19 +26,19 @@ from attncheck.mutation.catalogue import (
     BY_HAND,
     CONTROLS,
     EQUIVALENT,
-    MET,
+    FAULTS_IN_THE_WILD,
     MUTANTS,
     SUBJECTS,
     TOPICS,
     arguments_of,
     faults_of,
-    of_option,
+    faults_of_option,
     variant_named,
 )
-from attncheck.mutation.judgement import NOT_NAMED, RIGHTLY, WRONGLY, how_named, names_of
+from attncheck.mutation.judgement import NOT_NAMED, RIGHTLY, WRONGLY, names_of, naming_result
 from attncheck.mutation.kernel import Array, Kernel, bfloat16, tf32, truncated_bfloat16, truncated_tf32
-from attncheck.mutation.mutant import WIDE, Control, PerCall, Variant, subjects_of_module
-from attncheck.mutation.narrow import block_product, in_two_parts, rounded_product
+from attncheck.mutation.mutant import WIDE_DTYPES, Control, StepsPerCall, Variant, subjects_of_module
+from attncheck.mutation.narrow import block_product, product_in_two_parts, rounded_product
 from attncheck.mutation.unit import count_scores, run_reference
 from attncheck.reading.inputs import inputs_in, problem_of
 from attncheck.reading.problem import Problem
@@ -48,7 +48,7 @@ from attncheck.spec.classes import rounding_model_named
 from attncheck.spec.dtypes import numpy_dtype
 from attncheck.spec.inputs import optional
 
-ALL_DTYPES = {*WIDE, "bfloat16", "float16"}
+ALL_DTYPES = {*WIDE_DTYPES, "bfloat16", "float16"}
 LOG_SUM_EXP_IN_FLOAT32 = {
     "fused_kernel_with_statistics_in_float32",
     "fused_kernel_in_base_two_with_statistics_in_float32",
@@ -112,19 +112,19 @@ def test_kernels_with_ends_in_16_bits_return_16_bits(dtype: str) -> None:
 
 def test_what_is_told_of_a_fault_is_right_wrong_or_nothing() -> None:
     missing, honest = SUBJECTS["scale_missing"], CONTROLS[0]
-    assert how_named(missing, ()) == NOT_NAMED
-    assert how_named(missing, ("scale-one",)) == RIGHTLY
-    assert how_named(missing, ("scale-twice or scale-one",)) == RIGHTLY
-    assert how_named(missing, ("scale-one", "bias-twice")) == WRONGLY
-    assert how_named(honest, ("scale-one",)) == WRONGLY
-    fit = Fit("scale-one", "", "scores", "numeric", "1")
+    assert naming_result(missing, ()) == NOT_NAMED
+    assert naming_result(missing, ("scale-one",)) == RIGHTLY
+    assert naming_result(missing, ("scale-twice or scale-one",)) == RIGHTLY
+    assert naming_result(missing, ("scale-one", "bias-twice")) == WRONGLY
+    assert naming_result(honest, ("scale-one",)) == WRONGLY
+    fit = Match("scale-one", "", "scores", "numeric", "1")
     assert names_of([Decision(fit), Decision(), Decision(fit)]) == ("scale-one",)
 
 
 def test_a_new_option_has_its_faults_by_its_row() -> None:
     temperature = OptionSpec("A number that divides the logits.", positive=True, type=float)
-    assert [fault.name for fault in of_option(temperature)] == ["left_out", "taken_twice"]
-    edges = [fault.change((2, None)) for fault in of_option(OptionSpec("A second window.", type=Window))]
+    assert [fault.name for fault in faults_of_option(temperature)] == ["left_out", "taken_twice"]
+    edges = [fault.change((2, None)) for fault in faults_of_option(OptionSpec("A second window.", type=Window))]
     assert edges == [None, (3, None), (1, None), (2, None), (2, None), (None, 2)]
 
 
@@ -141,7 +141,7 @@ def test_every_operation_has_faults_and_none_has_two_of_a_name() -> None:
     generated = [fault for fault in MUTANTS if fault.of is not None]
     assert {fault.of[0] for fault in generated if fault.of} == set(OPERATIONS)
     met = [fault for fault in generated if fault in BY_HAND]
-    assert {fault.name for fault in met} == MET.keys()
+    assert {fault.name for fault in met} == FAULTS_IN_THE_WILD.keys()
     assert len({fault.name for fault in MUTANTS}) == len(MUTANTS) == len(BY_HAND) + len(generated) - len(met)
 
 
@@ -193,7 +193,7 @@ def test_a_step_that_would_change_nothing_is_refused() -> None:
         with pytest.raises(KeyError, match=message):
             Variant({step: doubled})
     with pytest.raises(KeyError, match="attention of numpy_backend uses no _dot"):
-        Variant({"attention": PerCall(lambda call: {"_dot": doubled})}).attention(QUERY, KEY, VALUE)
+        Variant({"attention": StepsPerCall(lambda call: {"_dot": doubled})}).attention(QUERY, KEY, VALUE)
 
 
 # What is told of a fault from a step alone: that it has the bits of the reference
@@ -271,8 +271,8 @@ PRODUCTS: dict[str, tuple[Product, ...]] = {
         rounded_product(truncated_bfloat16, block_product(4)),
     ),
     "bf16x3_products": (
-        in_two_parts(bfloat16),
-        in_two_parts(truncated_bfloat16, block_product(4)),
+        product_in_two_parts(bfloat16),
+        product_in_two_parts(truncated_bfloat16, block_product(4)),
     ),
 }
 

@@ -22,7 +22,7 @@ from attncheck.mutation import unit
 from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, SUBJECTS
 from attncheck.mutation.judgement import RULES, first_wrong, rejected_by_rules
 from attncheck.mutation.mutant import Mutant, Subject, Variant
-from attncheck.mutation.score import BY_HAND, MutationFrames, in_processes, redrawn, run_mutants
+from attncheck.mutation.score import BY_HAND, MutationFrames, process_pool, redraw_case, run_mutants
 from attncheck.mutation.unit import MAX_SCORES_FOR_ALL, Unit, UnitScorer
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import make_exact_inputs
@@ -100,9 +100,9 @@ def _caught_by(frames: MutationFrames) -> dict[str, tuple[int, bool]]:
 
 def test_a_fresh_seed_redraws_what_is_drawn_and_every_seed_has_to_catch(cases: list[Case]) -> None:
     """The first query is positive with the case's own seed alone."""
-    firsts = [make_exact_inputs(redrawn(cases[0], seed))["query"].array.flat[0] for seed in (0, 1, 2)]
+    firsts = [make_exact_inputs(redraw_case(cases[0], seed))["query"].array.flat[0] for seed in (0, 1, 2)]
     assert (firsts[0] > 0, len(set(firsts))) == (True, 3)
-    assert (redrawn(cases[0], 0), redrawn(cases[1], 5)) == (cases[0], cases[1])
+    assert (redraw_case(cases[0], 0), redraw_case(cases[1], 5)) == (cases[0], cases[1])
 
     def dot(query: Any, key: Any) -> Any:
         right = query @ np.swapaxes(key, -1, -2)
@@ -155,7 +155,7 @@ def test_several_processes_find_what_one_finds() -> None:
     cases = [*select_cases(["softcap.yaml"]).cases[:4], *select_cases(["probes/long_rows.yaml"]).cases[:1]]
     subjects = [*(SUBJECTS[name] for name in SHARED), *CONTROLS[:2], *EQUIVALENT[:1]]
     alone = run_mutants(cases, (0, 1), subjects=subjects)
-    with in_processes(2) as pool:
+    with process_pool(2) as pool:
         together = run_mutants(cases, (0, 1), pool=pool, subjects=subjects)
     pd.testing.assert_frame_equal(pd.DataFrame(alone.evaluations), pd.DataFrame(together.evaluations))
     pd.testing.assert_frame_equal(alone.subjects, together.subjects)

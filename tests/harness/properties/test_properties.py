@@ -19,9 +19,16 @@ from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import user_implementation
 from attncheck.execution.user_code import Target
 from attncheck.execution.worker import Computed, evaluate_on
-from attncheck.properties.judging import CallResult, Truths, _combined_side, judge_arrays, judge_merged, side_of
-from attncheck.properties.run import Asking, PropertyQuestion, ask_implementations, questions_of
-from attncheck.properties.variants import PropertyVariant, SessionVariant, call_for, result_of
+from attncheck.properties.judging import (
+    CallResult,
+    TruthCache,
+    _combined_call_result,
+    judge_arrays,
+    judge_call_result,
+    judge_merged,
+)
+from attncheck.properties.run import Asking, PropertyQuestion, judge_implementations, questions_of
+from attncheck.properties.variants import PropertyVariant, SessionVariant, call_returning, result_stage_names
 from attncheck.reading.case import Case
 from attncheck.reading.problem import Problem
 from attncheck.reading.selection import select_cases
@@ -135,18 +142,18 @@ def test_rows_are_read_back_as_they_were_written_and_a_table_that_is_none_of_our
 
 # The questions of bundled cases, in float32, in which NumPy computes as it is.
 
-TRUTHS = Truths()
+TRUTHS = TruthCache()
 QUESTIONS = questions_of(select_cases(["properties"], properties=True).cases, Asking(dtypes=["float32"]))
 
 
 def computed(problem: Problem, stages: tuple[str, ...]) -> dict[str, np.ndarray]:
-    outcome = evaluate_on(numpy_backend, call_for(problem, stages))
+    outcome = evaluate_on(numpy_backend, call_returning(problem, stages))
     assert isinstance(outcome, Computed), outcome
     return dict(outcome.stages)
 
 
 def is_same(question: PropertyQuestion, variant: PropertyVariant) -> bool:
-    problem, stages = question.problem, variant.stages or result_of(question.problem)
+    problem, stages = question.problem, variant.stages or result_stage_names(question.problem)
     first = computed(problem, stages)
     if variant.is_merged:
         parts_of_it = [computed(call.problem, stages) for call in variant.calls]
@@ -154,8 +161,8 @@ def is_same(question: PropertyQuestion, variant: PropertyVariant) -> bool:
         return found.verdict in (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS)
     for stage in stages:
         arrays = [computed(call.problem, (stage,))[stage] for call in variant.calls]
-        one = side_of("first", TRUTHS.of(problem), stage, first[stage], "native").exact
-        other = _combined_side(variant, stage, arrays, "native", TRUTHS).exact
+        one = judge_call_result("first", TRUTHS.truth_of(problem), stage, first[stage], "native").exact
+        other = _combined_call_result(variant, stage, arrays, "native", TRUTHS).exact
         if other.shape != one.shape or not np.allclose(other, one, rtol=1e-12, atol=1e-300):
             return False
     return True
@@ -166,10 +173,10 @@ def test_further_calls_have_the_first_calls_exact_answer(name: str) -> None:
     questions = [question for question in QUESTIONS if question.name == name]
     assert questions, "every property is asked by a bundled case"
     offenders = [
-        f"{question.case.id}: {variant.what}"
+        f"{question.case.id}: {variant.description}"
         for question in questions
         for variant in question.variants
-        if isinstance(variant, PropertyVariant) and variant.where == "here" and not is_same(question, variant)
+        if isinstance(variant, PropertyVariant) and variant.process == "here" and not is_same(question, variant)
     ]
     assert offenders == []
 
@@ -179,7 +186,7 @@ def test_sessions_compare_results_of_one_problem() -> None:
     assert sessions
     for variant in sessions:
         for pair in variant.pairs:
-            step, wanted = variant.session.steps[pair.second], call_for(pair.problem)
+            step, wanted = variant.session.steps[pair.second], call_returning(pair.problem)
             assert (step.returns, step.problem.operation) == (True, wanted.operation)
             given, expected = (
                 {name: each.tobytes() for name, each in problem.inputs.items()} for problem in (step.problem, wanted)
@@ -206,7 +213,7 @@ def ask(tmp_path: Path, load_text: Callable[[str], list[Case]]) -> Ask:
         implementation = user_implementation(Target.of(f"{path}:attention"), None)
         asking = Asking(limits=Limits(case_seconds=60))
         cases = load_text(TABLES["prompt"].replace("NAMES", ", ".join(names)))
-        return ask_implementations([implementation], questions_of(cases, asking), asking)
+        return judge_implementations([implementation], questions_of(cases, asking), asking)
 
     return asked
 

@@ -36,9 +36,9 @@ from attncheck.reports.merge import merge_runs
 from attncheck.results.format import SEARCH_STATE
 from attncheck.results.reader import read_runs
 from attncheck.searching.concrete import (
-    concrete_case,
+    concrete_problem,
+    drawn_case_id,
     features_of,
-    identity_of,
     optional_inputs,
     read_concrete,
     required_features,
@@ -49,12 +49,19 @@ from attncheck.searching.findings import (
     SearchFinding,
     SearchFolder,
     Symptom,
-    holds,
+    has_same_numbers,
     symptom_of,
     write_case,
 )
 from attncheck.searching.problems import Draw, ProblemSource
-from attncheck.searching.reduction import cut, extent, letters_of, measure, reduce_problem, with_counts_that_fit
+from attncheck.searching.reduction import (
+    cuttable_axes,
+    keep_positions,
+    limit_counts,
+    position_count,
+    reduce_problem,
+    simplicity_key,
+)
 from attncheck.searching.search import Search, SearchOver, ended_after, simplest_in_new_process
 from attncheck.searching.shapes import EDGES
 from attncheck.spec import DTYPES, MEMORY_LAYOUTS, OPERATIONS, OPTIONS
@@ -263,7 +270,7 @@ def test_a_search_is_the_same_however_many_processes_judge(
     run: Run, first: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(WRONG)
-    monkeypatch.setattr("attncheck.searching.search._WORTH_PROCESSES", 0)
+    monkeypatch.setattr("attncheck.searching.search._MIN_PROBLEMS_FOR_PROCESSES", 0)
     run(*PROBLEMS)
     states = [
         json.loads((folder / "found" / SEARCH_STATE).read_text(encoding="utf-8")) for folder in (first[0], Path())
@@ -323,7 +330,7 @@ def test_nothing_is_left_but_what_it_takes_and_every_step_is_simpler_than_the_on
     assert not problem.memory_layout
     assert not problem.supports_statistics
     assert set(np.unique(problem.inputs["query"])) == {0.0}
-    measures = [measure(step) for step in reduced.steps]
+    measures = [simplicity_key(step) for step in reduced.steps]
     assert len(measures) > 5
     assert measures == sorted(measures, reverse=True)
     assert all(map(fails, reduced.steps))
@@ -416,12 +423,12 @@ def test_features_are_options_inputs_sizes_and_forms_by_which_lists_can_name_wha
     assert {"window zero none", "scale negative", "bias along Lq T", "heads shared", "Lk = 17"} <= found
     assert "another width of values" in found
     assert required_features(attention_problem({"is_causal": True})) == {"is_causal", "bias", "heads shared"}
-    assert identity_of(attention_problem(), "problem-3") == "search/attention/bias-heads-shared/problem-3"
+    assert drawn_case_id(attention_problem(), "problem-3") == "search/attention/bias-heads-shared/problem-3"
     causal = attention_problem({"is_causal": True, "scale": -0.5})
     causal.inputs["query"][0, 0, 0, 0] = np.nan
     named = "search/attention/bias-heads-shared-is-causal-scale-negative-nonfinite/problem-4"
-    assert identity_of(causal, "problem-4") == named
-    assert "-scale-zero/" in identity_of(attention_problem({"scale": 0.0}), "problem-5")
+    assert drawn_case_id(causal, "problem-4") == named
+    assert "-scale-zero/" in drawn_case_id(attention_problem({"scale": 0.0}), "problem-5")
 
 
 PATTERNS = ["layouts/*", "packed/*", "linear_projections/*", "quantized/*", "mask_fill/*", "merge_states/*", "probes/*"]
@@ -436,7 +443,7 @@ def test_the_call_of_every_form_of_case_comes_back(tmp_path: Path) -> None:
     assert len(cases) > 100
     for number, case in enumerate(cases):
         dtype = case.dtypes[number % len(case.dtypes)]
-        again = read_concrete(concrete_case(case, dtype), tmp_path, f"search/one-{number}")
+        again = read_concrete(concrete_problem(case, dtype), tmp_path, f"search/one-{number}")
         one, other = (problem_of(each, inputs_in(each, dtype)).as_call() for each in (case, again))
         assert one.options == other.options, case.id
         assert one.inputs.keys() == other.inputs.keys()
@@ -452,7 +459,7 @@ def test_drawn_problems_come_back_from_their_files(tmp_path: Path) -> None:
         problem = source.problem(number)
         with suppress(CaseError, ShapeFault):  # what was drawn may not fit together
             case = write_case(problem, tmp_path / f"case-{number}.yaml", "A drawn problem", "a test")
-            assert holds(case, problem, tmp_path)
+            assert has_same_numbers(case, problem, tmp_path)
             written += 1
     assert written > 30
     assert list(tmp_path.glob("*.npz"))  # some are large
@@ -462,11 +469,11 @@ def test_most_cuts_of_drawn_problems_are_cases_again(tmp_path: Path) -> None:
     source, tried, read = ProblemSource(Draw(3), DTYPES), 0, 0
     for number in range(25):
         problem = source.problem(number)
-        for letter in letters_of(problem):
-            if (length := extent(problem, letter)) > 1:
+        for letter in cuttable_axes(problem):
+            if (length := position_count(problem, letter)) > 1:
                 tried += 1
                 with suppress(CaseError, ShapeFault):
-                    shorter = with_counts_that_fit(cut(problem, {letter: np.arange(length - 1)}))
+                    shorter = limit_counts(keep_positions(problem, {letter: np.arange(length - 1)}))
                     read_concrete(shorter, tmp_path, f"search/cut-{tried}")
                     read += 1
     assert tried > 100
