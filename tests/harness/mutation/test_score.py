@@ -166,9 +166,9 @@ def test_several_processes_find_what_one_finds() -> None:
 def test_no_process_outlives_the_one_that_asks_even_if_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import os, time\n"
-        "from attncheck.mutation.score import in_processes\n"
+        "from attncheck.mutation.score import process_pool\n"
         "if __name__ == '__main__':\n"
-        "    with in_processes(1) as pool:\n"
+        "    with process_pool(1) as pool:\n"
         "        print(pool.submit(os.getpid).result(), flush=True)\n"
         "        time.sleep(600)\n"
     )
