@@ -19,7 +19,7 @@ from attncheck.backends.entry import EAGER as EAGER
 from attncheck.backends.entry import EAGER_MODE as EAGER_MODE
 from attncheck.backends.entry import NATIVE as NATIVE
 from attncheck.backends.entry import PADDED_BY as PADDED_BY
-from attncheck.backends.entry import PYTHONS as PYTHONS
+from attncheck.backends.entry import PYTHON_VERSIONS as PYTHON_VERSIONS
 from attncheck.backends.entry import BackendEntry as BackendEntry
 from attncheck.backends.entry import DeclaredConvention as DeclaredConvention
 from attncheck.backends.entry import Fallback as Fallback
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     _CONFORMING: tuple[Backend, ...] = (numpy_backend, torch_backend, tensorflow_backend, jax_backend)
 
 # A width of its own for the values is "not supported by dot_product_attention".
-_ONE_WIDTH: Mapping[str, object] = {"value_width": "equal"}
+_EQUAL_VALUE_WIDTH: Mapping[str, object] = {"value_width": "equal"}
 _NUMPY_MODES = (Mode("absorbed", "attncheck.backends.numpy_backend:ABSORBED", ABSORBED, classes=NATIVE),)
 
 # By the implementation that runs everywhere. A key that may not be attended gets a large negative score there, so that
 # a row without any other attends to all of them alike: https://docs.jax.dev/en/latest/_autosummary/jax.nn.html
-_DPA: Mapping[str, Any] = {
+_JAX_DOT_PRODUCT_ATTENTION: Mapping[str, Any] = {
     "module": "attncheck.backends.jax_jit",
     "call": "jax.nn:dot_product_attention",
     "family": "keras",
@@ -54,13 +54,13 @@ _DPA: Mapping[str, Any] = {
 
 # On a GPU, unless a precision is asked for, float32 products are those of tensor cores:
 # https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision
-_TENSOR_CORES = {**EAGER, "float32": "tf32_products"}
+_TENSOR_CORE_CLASSES = {**EAGER, "float32": "tf32_products"}
 _JAX_ON_CUDA = (
     Mode(
         "eager@cuda",
         "attncheck.backends.jax_backend",
         "op by op; on a GPU",
-        _TENSOR_CORES,
+        _TENSOR_CORE_CLASSES,
         standard_only=True,
         device="cuda",
     ),
@@ -68,17 +68,17 @@ _JAX_ON_CUDA = (
         "jit@cuda",
         "attncheck.backends.jax_jit:JIT",
         "the eager code in jax.jit; on a GPU",
-        _TENSOR_CORES,
+        _TENSOR_CORE_CLASSES,
         standard_only=True,
         device="cuda",
     ),
     Library(
         "dpa_jit@cuda",
         description="jax.nn.dot_product_attention in jax.jit; on a GPU",
-        **_DPA,
+        **_JAX_DOT_PRODUCT_ATTENTION,
         attribute="LIBRARY_JIT",
         classes={"float64": "native", "float32": "tf32_products", "bfloat16": "fused_bwd", "float16": "fused_bwd"},
-        requires=_ONE_WIDTH,
+        requires=_EQUAL_VALUE_WIDTH,
         standard_only=True,
         device="cuda",
     ),
@@ -206,20 +206,20 @@ BACKENDS: Mapping[str, BackendEntry] = {
                 Library(
                     "dpa",
                     description="jax.nn.dot_product_attention, implementation xla",
-                    **_DPA,
+                    **_JAX_DOT_PRODUCT_ATTENTION,
                     attribute="LIBRARY",
                     classes=FUSED_BWD,
-                    requires=_ONE_WIDTH,
+                    requires=_EQUAL_VALUE_WIDTH,
                     standard_only=True,
                 ),
                 # Compiled for a CPU it refuses float16: "The precision 'F16_F16_F32' is not supported by dot_general".
                 Library(
                     "dpa_jit",
                     description="jax.nn.dot_product_attention in jax.jit",
-                    **_DPA,
+                    **_JAX_DOT_PRODUCT_ATTENTION,
                     attribute="LIBRARY_JIT",
                     classes={**NATIVE, "bfloat16": "fused_bwd"},
-                    requires=_ONE_WIDTH,
+                    requires=_EQUAL_VALUE_WIDTH,
                     standard_only=True,
                 ),
                 Mode(

@@ -16,7 +16,7 @@ def code_values(elements: str) -> list[float]:
     """Return the number that each code of at most six bits stands for, in the order of the codes' bits."""
     if elements in ("int4", "uint4"):
         return [code - 16.0 if elements == "int4" and code > 7 else float(code) for code in range(16)]
-    exponent_bits, fraction_bits = _SMALL_FLOATS[elements]
+    exponent_bits, fraction_bits = _EXPONENT_AND_MANTISSA_BITS[elements]
     least, fractions = 1 - (2 ** (exponent_bits - 1) - 1), 2**fraction_bits
     values = []
     for code in range(2 ** (exponent_bits + fraction_bits)):
@@ -25,7 +25,7 @@ def code_values(elements: str) -> list[float]:
     return [*values, *(-value for value in values)]
 
 
-_SMALL_FLOATS = {"float4_e2m1fn": (2, 1), "float6_e2m3fn": (2, 3), "float6_e3m2fn": (3, 2)}
+_EXPONENT_AND_MANTISSA_BITS = {"float4_e2m1fn": (2, 1), "float6_e2m3fn": (2, 3), "float6_e3m2fn": (3, 2)}
 """Bits of the exponent and of the fraction; there is neither infinity nor NaN."""
 
 

@@ -136,7 +136,7 @@ def make_additive_scores(arrays: ArrayFunctions) -> Operation:
     return additive_scores
 
 
-def seen(behind: Tensor, is_causal: bool, window: Window | None) -> list[Tensor]:
+def causal_and_window_conditions(behind: Tensor, is_causal: bool, window: Window | None) -> list[Tensor]:
     """Return the conditions of causality and a window, from the distances of keys after queries."""
     left, right = window or (None, None)
     rules = [behind <= 0] if is_causal else []
@@ -162,7 +162,7 @@ def allowed_keys(
     behind = keys - queries[:, None]
     if query_offsets is not None:
         behind = behind - arrays.whole(query_offsets)[:, None, None, None]  # (B, 1, Lq, T)
-    rules = [*([] if mask is None else [mask]), *seen(behind, is_causal, window)]
+    rules = [*([] if mask is None else [mask]), *causal_and_window_conditions(behind, is_causal, window)]
     if key_lengths is not None:
         rules.append(keys < arrays.whole(key_lengths)[:, None, None, None])  # (B, 1, 1, T)
     return reduce(and_, rules) if rules else None
@@ -317,7 +317,7 @@ def make_attend(mask_scores: Operation, softmax: Operation) -> Operation:
     return attend
 
 
-def make_attention_by(scores: Operation, attend: Operation) -> Operation:
+def make_attention_with_scores(scores: Operation, attend: Operation) -> Operation:
     """Return attention with a score of query, key and further inputs; the value comes behind the key."""
     query, key, *rest = signature(scores).parameters.values()
 
@@ -375,7 +375,7 @@ def make_packed_attention(
         behind_last = arrays.take(used - lengths[0], queries)
         query_positions = positions[0] - arrays.take(limits[0], queries) + behind_last
         is_used = key_positions < arrays.take(used, keys)
-        rules = seen(key_positions - query_positions[:, None], *edges)
+        rules = causal_and_window_conditions(key_positions - query_positions[:, None], *edges)
         mask = reduce(and_, [queries[:, None] == keys, is_used, *rules])
         # A weight of 0 times NaN is NaN.
         key, value = (arrays.where(is_used[:, None], tensor, 0) for tensor in (key, value))
@@ -402,20 +402,20 @@ def make_paged_attention(
         edges = options.pop("is_causal", False), options.pop("window", None)
         # Entries of the table after the last used page may be no pages.
         pages = clip(block_table, 0, key_pages.shape[0] - 1)
-        key, value = (_laid_out(arrays, arrays.take(cache, pages)) for cache in (key_pages, value_pages))
+        key, value = (_join_pages(arrays, arrays.take(cache, pages)) for cache in (key_pages, value_pages))
         used, positions = arrays.whole(key_lengths)[:, None], arrays.arange(key.shape[2], key)
         is_used = positions < used  # (B, T)
         # A weight of 0 times NaN is NaN.
         key, value = (arrays.where(is_used[:, None, :, None], tensor, 0) for tensor in (key, value))
         query_positions = arrays.arange(query.shape[2], query) + used - query.shape[2]  # (B, Lq)
-        rules = seen(positions - query_positions[..., None], *edges)
+        rules = causal_and_window_conditions(positions - query_positions[..., None], *edges)
         mask = reduce(and_, [is_used[:, None], *rules])
         return attention(query, key, value, mask=mask[:, None], **options)
 
     return paged_attention
 
 
-def _laid_out(arrays: ArrayFunctions, pages: Tensor) -> Tensor:
+def _join_pages(arrays: ArrayFunctions, pages: Tensor) -> Tensor:
     """Put the pages of every batch entry one after the other: (B, W, Lp, Hkv, D) -> (B, Hkv, W Lp, D)."""
     batch, count, keys, *rest = pages.shape
     return arrays.permute(arrays.reshape(pages, (batch, count * keys, *rest)), (0, 2, 1, 3))

@@ -13,11 +13,11 @@ from attncheck.backends.composed import Operation
 from attncheck.backends.contract import Backend, Latent, Stages, Tensor, takes
 
 SERVICES = ("prepare", "describe", "from_numpy", "to_numpy")
-OF_MODELS = ("attention", "multi_head_attention")
+MODEL_FUNCTIONS = ("attention", "multi_head_attention")
 FUNCTIONS = tuple(name for name in vars(Backend) if not name.startswith("_") and name not in SERVICES)
 """The functions of the contract that compute something."""
 _WITHOUT_GRADIENTS = frozenset({"past_key", "past_value", "query_offsets"})
-_PLACES = frozenset({"cu_seqlens_q", "cu_seqlens_k"})
+_OFFSET_INPUTS = frozenset({"cu_seqlens_q", "cu_seqlens_k"})
 """Inputs with the positions at which others begin."""
 
 
@@ -27,21 +27,23 @@ def with_functions(backend: Any, functions: Mapping[str, Operation], **services:
     return SimpleNamespace(**{**shared, **services, **functions})
 
 
-def compiled(backend: Any, compile_function: Callable[..., Any], *without: str, **services: Any) -> SimpleNamespace:
+def compile_backend(
+    backend: Any, compile_function: Callable[..., Any], *without: str, **services: Any
+) -> SimpleNamespace:
     """Return a backend with all of its functions compiled except those named in ``without``."""
     names = (name for name in FUNCTIONS if name not in without and hasattr(backend, name))
     functions = {name: compile_function(getattr(backend, name)) for name in names}
     return with_functions(backend, functions, **services)
 
 
-def compiled_output(backend: Any, compile_function: Callable[..., Any], **services: Any) -> SimpleNamespace:
+def compile_output_only(backend: Any, compile_function: Callable[..., Any], **services: Any) -> SimpleNamespace:
     """Return a backend whose attention is compiled and returns only the output, as in models."""
-    names = (name for name in OF_MODELS if hasattr(backend, name))
-    functions = {name: compile_function(output_alone(getattr(backend, name))) for name in names}
+    names = (name for name in MODEL_FUNCTIONS if hasattr(backend, name))
+    functions = {name: compile_function(output_only(getattr(backend, name))) for name in names}
     return with_functions(backend, functions, **services)
 
 
-def output_alone(function: Operation) -> Operation:
+def output_only(function: Operation) -> Operation:
     """Return a function that returns only its output, as in models."""
 
     @wraps(function)
@@ -66,7 +68,7 @@ def make_gradients(
         parameter for parameter in parameters if parameter not in inputs and parameter.name not in _WITHOUT_GRADIENTS
     ]
     names = [parameter.name for parameter in (*inputs, grad_output)]
-    differentiable = [name for name in names[:-1] if name not in _PLACES]
+    differentiable = [name for name in names[:-1] if name not in _OFFSET_INPUTS]
 
     @wraps(operation)
     def differentiated(*tensors: Tensor, **named: Any) -> Stages:
@@ -95,7 +97,7 @@ def with_gradients(backend: Any, **functions: Operation) -> SimpleNamespace:
     return with_functions(backend, functions | differentiated)
 
 
-def absorbed(
+def make_absorbed_backend(
     attention: Operation,
     concatenate: Callable[..., Tensor],
     times_transposed: Callable[[Tensor, Tensor], Tensor],

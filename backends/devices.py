@@ -16,7 +16,7 @@ from attncheck.backends.contract import Backend, Tensor
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1"}
+HIDDEN_DEVICE_VARIABLES = {"CUDA_VISIBLE_DEVICES": "-1"}
 """The environment of a mode without a device: JAX and TensorFlow otherwise compute on one wherever they see it."""
 VISIBLE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """The environment of a mode on a device, which it may share: JAX otherwise takes three quarters of its memory."""
@@ -162,11 +162,16 @@ class _OnTensorFlowDevice(OnDevice):
 
 HAVE_DEVICES = ("torch", "tensorflow", "jax")
 """The frameworks whose arrays may lie on a device."""
-_KINDS = {"torch": _OnTorchDevice, "triton": _OnTorchDevice, "jax": _OnJaxDevice, "tensorflow": _OnTensorFlowDevice}
+_BACKEND_CLASSES = {
+    "torch": _OnTorchDevice,
+    "triton": _OnTorchDevice,
+    "jax": _OnJaxDevice,
+    "tensorflow": _OnTensorFlowDevice,
+}
 
 
 def on_device(backend: Any, framework: str, device: str) -> Backend:
     """Return a backend with its tensors on a device, such as ``cuda`` or ``cuda:1``; itself where none is named."""
     if not device:
         return backend  # type: ignore[no-any-return]
-    return _KINDS[framework](backend, device)
+    return _BACKEND_CLASSES[framework](backend, device)

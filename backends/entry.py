@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from attncheck.backends.contract import Backend
-from attncheck.backends.devices import HIDDEN, VISIBLE, on_device
-from attncheck.backends.families import FAMILIES, FUNCTIONS, Family
+from attncheck.backends.devices import HIDDEN_DEVICE_VARIABLES, VISIBLE, on_device
+from attncheck.backends.families import ATTENTION_FUNCTIONS, FAMILIES, Family
 
 NATIVE: Mapping[str, str] = {"float64": "native", "float32": "native"}
 EAGER: Mapping[str, str] = {**NATIVE, "bfloat16": "eager", "float16": "eager"}
@@ -29,7 +29,7 @@ EAGER_MODE = "eager"
 ABSORBED = "latent attention with its projections absorbed: no key and no value is made"
 """What the mode is that every framework has for latent attention."""
 
-PYTHONS = ("3.11", "3.12", "3.13")
+PYTHON_VERSIONS = ("3.11", "3.12", "3.13")
 """Releases of Python on which everything is tested."""
 PADDED_BY = frozenset({"key_lengths", "mask", "scale"})
 """Keywords by which a call can be padded. A mode that ``requires`` anything takes them all."""
@@ -192,7 +192,7 @@ class BackendEntry:
     distributions: Mapping[str, str] = field(default_factory=dict)
     imported: str = ""
     requirement: str = ""
-    pythons: tuple[str, ...] = PYTHONS
+    pythons: tuple[str, ...] = PYTHON_VERSIONS
     eager_compiles: bool = False
     device_modes: tuple[Mode, ...] = ()
     fallback: Fallback | None = None
@@ -231,12 +231,12 @@ class BackendEntry:
     def environment_of(self, mode: str) -> Mapping[str, str]:
         """Return the variables that a worker sets for a mode before the framework is imported."""
         chosen = self.mode_named(mode)
-        return {**self.environment, **chosen.environment, **(VISIBLE if chosen.device else HIDDEN)}
+        return {**self.environment, **chosen.environment, **(VISIBLE if chosen.device else HIDDEN_DEVICE_VARIABLES)}
 
     def requires_of(self, mode: str, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
         """Return what a mode requires of shapes, and the keywords that its ``function`` can be given for padding."""
         chosen = self.mode_named(mode)
-        is_offered = not isinstance(chosen, Library) or function in FUNCTIONS
+        is_offered = not isinstance(chosen, Library) or function in ATTENTION_FUNCTIONS
         return (chosen.requires if is_offered else {}), PADDED_BY
 
     def has(self, mode: str, function: str) -> bool:
@@ -254,7 +254,7 @@ class BackendEntry:
         return chosen.on_arrays(on_its_device, chosen.package or self.packages[0])
 
 
-def library(
+def library_entry(
     name: str, packages: tuple[str, ...], requirement: str, *modes: Mode, default_mode: str = "", **more: Any
 ) -> BackendEntry:
     """Return the line of a library, without eager code: its first mode is the default, or another that is named."""

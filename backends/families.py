@@ -98,11 +98,11 @@ class Family:
         return f"{self.causal}=True" if self.causal else f'{self.mask}="{self.causal_mask}"'
 
 
-_DESCALES = ("q_descale", "k_descale", "v_descale")
+_DESCALE_PARAMETERS = ("q_descale", "k_descale", "v_descale")
 """https://github.com/Dao-AILab/flash-attention/blob/main/hopper/flash_attn_interface.py, and torch's own call of it."""
 _NO_DROPOUT: Mapping[str, Any] = {"dropout_p": 0.0, "p": 0.0, "dropout": 0.0, "deterministic": False}
 
-FUNCTIONS = ("attention", "attention_gradients")
+ATTENTION_FUNCTIONS = ("attention", "attention_gradients")
 """Of the contract: those that a function of a family is called for."""
 FAMILIES: Mapping[str, Family] = {
     family.name: family
@@ -114,7 +114,7 @@ FAMILIES: Mapping[str, Family] = {
             layout="BHLD",
             causal="is_causal",
             mask="attn_mask",
-            descales=_DESCALES,
+            descales=_DESCALE_PARAMETERS,
             grouped="enable_gqa",
             neutral=_NO_DROPOUT,
         ),
@@ -131,7 +131,7 @@ FAMILIES: Mapping[str, Family] = {
             softcap=("softcap",),
             no_softcap=0.0,
             sinks=("learnable_sink", "s_aux", "sinks"),
-            descales=_DESCALES,
+            descales=_DESCALE_PARAMETERS,
             log_sum_exp=("return_attn_probs", "return_softmax_lse", "return_lse"),
             neutral=_NO_DROPOUT,
         ),

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends.contract import DEFAULTS, UnsupportedError
-from attncheck.backends.families import FUNCTIONS, Family, Layout
+from attncheck.backends.families import ATTENTION_FUNCTIONS, Family, Layout
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class AllowedKeys:
         """Return edges and mask as one mask that broadcasts to (B, H, Lq, T); None if all keys are allowed."""
         if not self.has_edges:
             return self.mask
-        band = _band(self.left, self.right, queries, keys)[np.newaxis, np.newaxis]
+        band = _window_mask(self.left, self.right, queries, keys)[np.newaxis, np.newaxis]
         return band if self.mask is None else band & self.mask
 
 
-def _band(left: int | None, right: int | None, queries: int, keys: int) -> NDArray[np.bool_]:
+def _window_mask(left: int | None, right: int | None, queries: int, keys: int) -> NDArray[np.bool_]:
     distance = np.arange(keys) - (np.arange(queries)[:, np.newaxis] + keys - queries)
     allowed = np.ones((queries, keys), np.bool_)
     allowed &= True if left is None else distance >= -left
@@ -59,7 +59,7 @@ def _band(left: int | None, right: int | None, queries: int, keys: int) -> NDArr
     return allowed
 
 
-def as_edges(reach: AllowedKeys, queries: int, keys: int) -> AllowedKeys | None:
+def mask_to_edges(reach: AllowedKeys, queries: int, keys: int) -> AllowedKeys | None:
     """Return a mask as edges only; None if edges cannot express it."""
     allowed = reach.allowed(queries, keys)
     if reach.mask is None or allowed is None:
@@ -74,20 +74,20 @@ def as_edges(reach: AllowedKeys, queries: int, keys: int) -> AllowedKeys | None:
     left, right = -int(distance.min()), int(distance.max())
     candidates: tuple[tuple[int | None, int | None], ...] = ((None, right), (left, right), (left, None))
     for left_edge, right_edge in candidates:
-        if np.array_equal(_band(left_edge, right_edge, queries, keys), first):
+        if np.array_equal(_window_mask(left_edge, right_edge, queries, keys), first):
             return AllowedKeys(left_edge, right_edge)
     return None
 
 
-def least(*edges: int | None) -> int | None:
+def nearest_edge(*edges: int | None) -> int | None:
     """Return the nearest of several edges; None if all are None."""
     return min((edge for edge in edges if edge is not None), default=None)
 
 
-def reach_of(options: Mapping[str, Any], queries: int, keys: int, past: int) -> AllowedKeys:
+def allowed_keys_of_options(options: Mapping[str, Any], queries: int, keys: int, past: int) -> AllowedKeys:
     """Return the keys that queries may attend to, from all options of a call of the contract."""
     left, right = options.get("window") or (None, None)
-    right = least(right, 0 if options.get("is_causal") else None)
+    right = nearest_edge(right, 0 if options.get("is_causal") else None)
     mask = options.get("mask")
     lengths, offsets = options.get("key_lengths"), options.get("query_offsets")
     if lengths is not None:
@@ -98,14 +98,17 @@ def reach_of(options: Mapping[str, Any], queries: int, keys: int, past: int) -> 
         start = int(offsets.flat[0])
         if not (offsets == start).all():
             bands = [
-                _reach_from(left, right, int(offset), queries, keys).allowed(queries, keys) for offset in offsets.flat
+                _count_edges_from_last_query(left, right, int(offset), queries, keys).allowed(queries, keys)
+                for offset in offsets.flat
             ]
             banded = np.concatenate([band for band in bands if band is not None])
             return AllowedKeys(mask=banded if mask is None else mask & banded)
-    return replace(_reach_from(left, right, start, queries, keys), mask=mask)
+    return replace(_count_edges_from_last_query(left, right, start, queries, keys), mask=mask)
 
 
-def _reach_from(left: int | None, right: int | None, start: int, queries: int, keys: int) -> AllowedKeys:
+def _count_edges_from_last_query(
+    left: int | None, right: int | None, start: int, queries: int, keys: int
+) -> AllowedKeys:
     """Convert edges for queries whose first position is ``start`` to edges that count from the last query and key."""
     shift = keys - queries - start
     return AllowedKeys(None if left is None else left + shift, None if right is None else right - shift)
@@ -171,7 +174,7 @@ def library_functions(
     call: str, family: Family, arrays: Any, fixed: Mapping[str, Any], *, has_gradients: bool
 ) -> dict[str, Callable[..., Stages]]:
     """Return the contract's functions for a library's function, ``module:function``, with ``fixed`` arguments."""
-    owner, name = owner_of(call)
+    owner, name = import_owner(call)
 
     @wraps(getattr(owner, name))
     def called(*tensors: Any, **words: Any) -> Any:
@@ -180,11 +183,11 @@ def library_functions(
     adapter = FamilyFunction.of(called, family, arrays, copies=False)
     program = arrays.program(called, adapter.numbers | fixed.keys())
     adapter = replace(adapter, function=partial(program, **fixed), differentiated=partial(called, **fixed))
-    names = FUNCTIONS[: 1 + has_gradients]
+    names = ATTENTION_FUNCTIONS[: 1 + has_gradients]
     return {operation: adapter.as_contract(operation, getattr(adapter, operation)) for operation in names}
 
 
-def owner_of(call: str) -> tuple[Any, str]:
+def import_owner(call: str) -> tuple[Any, str]:
     """Return the module of a library's function, or its class there, and its name.
 
     ``module:Class().method`` is a method of an object that is made without arguments.
@@ -200,12 +203,14 @@ def owner_of(call: str) -> tuple[Any, str]:
 def never_given(function: Callable[..., Any], family: Family) -> list[str]:
     """Return a function's optional parameters that no call of the family passes."""
     optional = [
-        parameter for parameter in _parameters(function, family) if parameter.default is not inspect.Parameter.empty
+        parameter
+        for parameter in _function_parameters(function, family)
+        if parameter.default is not inspect.Parameter.empty
     ]
     return [parameter.name for parameter in optional if parameter.name not in _parameter_names(family)]
 
 
-def _parameters(function: Callable[..., Any], family: Family) -> list[inspect.Parameter]:
+def _function_parameters(function: Callable[..., Any], family: Family) -> list[inspect.Parameter]:
     """Return the parameters of a function, or those of the family for a builtin without a signature."""
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     try:
@@ -232,7 +237,7 @@ def parameters_of_call(family: Family) -> Iterator[inspect.Parameter]:
         yield inspect.Parameter(argument.arg, inspect.Parameter.KEYWORD_ONLY, default=default)
 
 
-def _as_key_mask(allowed: Array, batch: int, keys: int) -> Array:
+def _mask_to_key_mask(allowed: Array, batch: int, keys: int) -> Array:
     """Return a mask as a mask of keys, (B, Lk).
 
     Raises ``UnsupportedError`` if heads or queries have different masks.
@@ -288,7 +293,7 @@ class FamilyFunction:
     @classmethod
     def of(cls, function: Callable[..., Any], family: Family, arrays: Arrays, **more: Any) -> FamilyFunction:
         """Inspect the parameters. Raises ``UnfitFunctionError`` if a required one is not in the family's call."""
-        parameters = _parameters(function, family)
+        parameters = _function_parameters(function, family)
         positional = [parameter for parameter in parameters if parameter.kind is not inspect.Parameter.KEYWORD_ONLY]
         inputs = positional[: 3 + family.module]
         rest = [parameter for parameter in parameters if parameter not in inputs]
@@ -408,17 +413,19 @@ class FamilyFunction:
             words.pop(switch, None)
         places = {"bias": family.bias if self.has(family.bias) else family.mask, "sinks": self.named(family.sinks)}
         more = {name: words.pop(word) for name, word in places.items() if name in options}
-        laid_out = [_to_layout(tensor, family.layout) for tensor in self._as_arrays((query, key, value))]
-        grad = _to_layout(self.arrays.to_numpy(grad_output), family.output_layout or family.layout)
+        laid_out = [_to_family_layout(tensor, family.layout) for tensor in self._as_arrays((query, key, value))]
+        grad = _to_family_layout(self.arrays.to_numpy(grad_output), family.output_layout or family.layout)
         tensors = [self._as_tensor(array) for array in (*laid_out, *more.values())]
         rest = {name: self._as_tensor(value) for name, value in words.items()}
         results = self._gradients(tensors, self._as_tensor(grad), [places[name] for name in more], rest)
-        gradients = [_from_layout(self.arrays.to_numpy(result), family.layout) for result in results[:3]]
+        gradients = [_from_family_layout(self.arrays.to_numpy(result), family.layout) for result in results[:3]]
         stages = dict(zip(("grad_query", "grad_key", "grad_value"), gradients, strict=True))
         for name, result in zip(more, results[3:], strict=True):
             stages[f"grad_{name}"] = self.arrays.to_numpy(result)
         if "bias" in more and not self.has(family.bias):
-            allowed = reach_of(options, inputs[0].shape[-2], inputs[1].shape[-2], 0).allowed(*more["bias"].shape[-2:])
+            allowed = allowed_keys_of_options(options, inputs[0].shape[-2], inputs[1].shape[-2], 0).allowed(
+                *more["bias"].shape[-2:]
+            )
             stages["grad_bias"] = _bias_gradient(stages["grad_bias"], allowed, options["bias"].shape)
         return {name: self.arrays.from_numpy(array) for name, array in stages.items()}
 
@@ -515,7 +522,7 @@ class FamilyFunction:
         words |= self._edges_from_the_end(options)
         words["block_table"] = self.arrays.to_numpy(table).astype(np.int32)
         words["cache_seqlens"] = self.arrays.to_numpy(lengths).astype(np.int32)
-        return self._as_stages(self._call([_to_layout(query_array, self.family.layout), *pages], words))
+        return self._as_stages(self._call([_to_family_layout(query_array, self.family.layout), *pages], words))
 
     def _to_numpy_options(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -532,7 +539,7 @@ class FamilyFunction:
         words |= self.scales
         words |= {name: (family.no_edge, family.no_edge) for name in family.window if name in self.required}
         gives_scale = family.gives_scale or self.named(family.scale) in self.required
-        scale = options.get("scale", _usual_scale(query) if gives_scale else None)
+        scale = options.get("scale", _default_scale(query) if gives_scale else None)
         for name, number in (("scale", scale), ("softcap", options.get("softcap"))):
             is_checked = family.numbers_in_float32 and query.dtype == np.float64 and number is not None
             if is_checked and number != float(np.float32(number)):
@@ -552,7 +559,7 @@ class FamilyFunction:
     def _edges_from_the_end(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of causality and a window for sequences and pages, which count from the end."""
         left, right = options.get("window") or (None, None)
-        reach = AllowedKeys(left, least(right, 0 if options.get("is_causal") else None))
+        reach = AllowedKeys(left, nearest_edge(right, 0 if options.get("is_causal") else None))
         words = self._edge_arguments(reach, 0)
         if words is None:
             raise UnsupportedError("takes no window", ("window",))
@@ -572,14 +579,14 @@ class FamilyFunction:
         if family.key_lengths in words:
             words[family.key_lengths] = words[family.key_lengths].astype(family.lengths_dtype)
         rest = {name: value for name, value in options.items() if not (name in apart and self.has(apart[name]))}
-        reach, bias = reach_of(rest, queries, keys, past), rest.get("bias")
+        reach, bias = allowed_keys_of_options(rest, queries, keys, past), rest.get("bias")
         if bias is None and (edges := self._edge_arguments_without_mask(reach, queries, keys)) is not None:
             return words | edges
         if not self.has(family.mask):
             raise UnsupportedError("takes no mask, and has no other word for whom queries may attend to", ("mask",))
         is_told = family.causal_beside_mask and self.has(family.causal) and not past and "query_offsets" not in rest
         if is_told and rest.pop("is_causal", False):
-            reach, words[family.causal] = reach_of(rest, queries, keys, past), True
+            reach, words[family.causal] = allowed_keys_of_options(rest, queries, keys, past), True
         return words | self._merged_mask(reach, bias, query, key)
 
     def _edge_arguments_without_mask(self, reach: AllowedKeys, queries: int, keys: int) -> dict[str, Any] | None:
@@ -593,7 +600,7 @@ class FamilyFunction:
             return self._edge_arguments(reach, beyond)
         if self.has(self.family.mask) and self.family.corner == "top left":
             return None
-        edges = as_edges(reach, queries, keys)
+        edges = mask_to_edges(reach, queries, keys)
         return None if edges is None else self._edge_arguments(edges, beyond)
 
     def _edge_arguments(self, reach: AllowedKeys, beyond: int) -> dict[str, Any] | None:
@@ -625,7 +632,7 @@ class FamilyFunction:
             return {}
         if bias is None and "boolean" in family.mask_kinds:
             mask: Array = np.asarray(allowed)
-            mask = _as_key_mask(mask, query.shape[0], key.shape[-2]) if family.mask_of_keys else mask
+            mask = _mask_to_key_mask(mask, query.shape[0], key.shape[-2]) if family.mask_of_keys else mask
         elif family.mask_of_keys:
             raise UnsupportedError("takes a mask of keys alone, and no bias", ("bias",))
         else:
@@ -641,7 +648,7 @@ class FamilyFunction:
         return {family.mask: np.broadcast_to(mask, shape) if family.full_mask else mask}
 
     def _call_in_layout(self, inputs: Sequence[Array], words: Mapping[str, Any]) -> Any:
-        return self._call([_to_layout(array, self.family.layout) for array in inputs], words)
+        return self._call([_to_family_layout(array, self.family.layout) for array in inputs], words)
 
     def _call(self, inputs: Sequence[Array], words: Mapping[str, Any]) -> Any:
         """Call the function on the framework's arrays. Raises ``Misbehaved`` if it changes one of them."""
@@ -651,7 +658,7 @@ class FamilyFunction:
         module = []
         if self.family.module:  # the attributes of a model's layer that the function reads
             query, key = inputs[:2]
-            groups, scale = query.shape[1] // key.shape[1], _usual_scale(query)
+            groups, scale = query.shape[1] // key.shape[1], _default_scale(query)
             module = [SimpleNamespace(num_key_value_groups=groups, scaling=scale, is_causal=False, training=False)]
         with self.guard(
             {name: value for name, value in arguments.items() if hasattr(value, "shape")}, self.arrays.to_numpy
@@ -664,7 +671,7 @@ class FamilyFunction:
         if isinstance(returned, Mapping):
             raise TypeError("returned a dict; expected an array, or a tuple that begins with one")
         parts = returned if isinstance(returned, tuple | list) else (returned,)
-        stages = {"output": _from_layout(self.arrays.to_numpy(parts[0]), family.output_layout or family.layout)}
+        stages = {"output": _from_family_layout(self.arrays.to_numpy(parts[0]), family.output_layout or family.layout)}
         returns_two = family.weights or self.named(family.log_sum_exp)
         second = self.arrays.to_numpy(parts[1]) if returns_two and len(parts) > 1 and parts[1] is not None else None
         if second is not None and family.weights:
@@ -675,13 +682,13 @@ class FamilyFunction:
         return {name: self.arrays.from_numpy(np.ascontiguousarray(array)) for name, array in stages.items()}
 
 
-def _to_layout(array: Array, layout: Layout) -> Array:
+def _to_family_layout(array: Array, layout: Layout) -> Array:
     """Convert (B, H, L, D) to a layout; LHD has one entry."""
     swapped = array if layout == "BHLD" else array.swapaxes(1, 2)
     return swapped[0] if layout == "LHD" else swapped
 
 
-def _from_layout(array: Array, layout: Layout) -> Array:
+def _from_family_layout(array: Array, layout: Layout) -> Array:
     entry = array[np.newaxis] if layout == "LHD" else array
     return entry if layout == "BHLD" else entry.swapaxes(1, 2)
 
@@ -702,6 +709,6 @@ def _log_sum_exp(array: Array, family: Family) -> Array:
     return array
 
 
-def _usual_scale(query: Array) -> float:
+def _default_scale(query: Array) -> float:
     """Return 1/sqrt(D); 1 without features, because every score is then 0 for any scale."""
     return float(max(query.shape[-1], 1) ** -0.5)

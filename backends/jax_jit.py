@@ -42,16 +42,16 @@ from attncheck.backends.library_arrays import FrameworkArrays, JittedArrays, Ker
 Result = TypeVar("Result")
 Compiled = Callable[..., Any]
 
-FOLDER = "ATTNCHECK_JAX_PROGRAMS"
+PROGRAM_FOLDER_VARIABLE = "ATTNCHECK_JAX_PROGRAMS"
 """The variable that names the folder; without it nothing is kept."""
-MOST = 2**29
+MAX_BYTES = 2**29
 """Bytes that the folder may take. What was not used for the longest time goes first."""
 seconds_compiled = 0.0
 """The seconds that this process has compiled so far."""
 _VARIABLES = ("XLA_FLAGS", "JAX_PLATFORMS", "PJRT_NPROC")
 
 
-def kept(function: Callable[..., Result], static: Collection[str]) -> Callable[..., Result]:
+def compile_and_keep(function: Callable[..., Result], static: Collection[str]) -> Callable[..., Result]:
     """Return a function as a compiled program that is kept, if there is a folder.
 
     Args:
@@ -59,10 +59,10 @@ def kept(function: Callable[..., Result], static: Collection[str]) -> Callable[.
         static: The names of the parameters that it is compiled for. They have to be given by name.
     """
     program: Any = jax.jit(function, static_argnames=sorted(static))
-    if not os.environ.get(FOLDER):
+    if not os.environ.get(PROGRAM_FOLDER_VARIABLE):
         jitted: Callable[..., Result] = program
         return jitted
-    name = _written(function)
+    name = _defining_lines(function)
     positions = tuple(inspect.signature(function).parameters)
     loaded: dict[str, Compiled] = {}
 
@@ -78,20 +78,20 @@ def kept(function: Callable[..., Result], static: Collection[str]) -> Callable[.
         kinds = [(leaf.shape, str(leaf.dtype), leaf.weak_type) for leaf in leaves]
         key = repr((name, sorted(chosen.items()), str(tree), kinds))
         if key not in loaded:
-            path = _path(key)
+            path = _program_path(key)
             with suppress(Exception):  # a damaged file may fail in any way
-                read = _read(path)
+                read = _read_program(path)
                 returned = jax.block_until_ready(read(*inputs, **arrays))
                 loaded[key] = read
                 return returned
-            loaded[key] = _compiled(program, inputs, options)
-            _keep(loaded[key], path)
+            loaded[key] = _compile_without_cache(program, inputs, options)
+            _store_program(loaded[key], path)
         return loaded[key](*inputs, **arrays)
 
     return call
 
 
-def _written(function: Callable[..., Any]) -> list[tuple[str, int]]:
+def _defining_lines(function: Callable[..., Any]) -> list[tuple[str, int]]:
     """Return the module and line of a function and of the functions that it wraps, because they share one name."""
     places = []
     while function is not None:
@@ -100,11 +100,11 @@ def _written(function: Callable[..., Any]) -> list[tuple[str, int]]:
     return places
 
 
-def _path(key: str) -> Path:
-    return _folder() / hashlib.sha256(f"{_origin()}\n{key}".encode()).hexdigest()
+def _program_path(key: str) -> Path:
+    return _program_folder() / hashlib.sha256(f"{_origin_digest()}\n{key}".encode()).hexdigest()
 
 
-def _compiled(program: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> Compiled:
+def _compile_without_cache(program: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> Compiled:
     """Compile without JAX's cache, because a program from that cache cannot be stored: it lacks its functions."""
     global seconds_compiled
     enabled, begun = jax.config.values["jax_enable_compilation_cache"], perf_counter()
@@ -119,14 +119,14 @@ def _compiled(program: Any, inputs: tuple[Any, ...], options: dict[str, Any]) ->
         seconds_compiled += perf_counter() - begun
 
 
-def _read(path: Path) -> Compiled:
+def _read_program(path: Path) -> Compiled:
     program: Compiled = deserialize_and_load(*pickle.loads(zlib.decompress(path.read_bytes())))
     with suppress(OSError):  # another user's file may be readable, but not writable
         os.utime(path)
     return program
 
 
-def _keep(program: Any, path: Path) -> None:
+def _store_program(program: Any, path: Path) -> None:
     """Store a program, if possible: the disk may be full, or the program not serializable."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     with suppress(Exception):
@@ -137,38 +137,38 @@ def _keep(program: Any, path: Path) -> None:
 
 
 @lru_cache(maxsize=1)
-def _folder() -> Path:
+def _program_folder() -> Path:
     """Create the folder, remove old programs if it is full, and return it."""
-    folder = Path(os.environ[FOLDER])
+    folder = Path(os.environ[PROGRAM_FOLDER_VARIABLE])
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a user who can write there can run code in this process
-        _make_room(folder)
+        _remove_old_programs(folder)
     return folder
 
 
-def _make_room(folder: Path) -> None:
+def _remove_old_programs(folder: Path) -> None:
     """Remove the least recently used programs of a folder that is too large until it is half as large as allowed."""
     entries = sorted((entry.stat().st_mtime, entry.stat().st_size, entry.path) for entry in os.scandir(folder))
     taken = sum(size for _, size, _ in entries)
-    if taken <= MOST:
+    if taken <= MAX_BYTES:
         return
     for _, size, path in entries:
         with suppress(OSError):
             Path(path).unlink()
         taken -= size
-        if taken <= MOST // 2:
+        if taken <= MAX_BYTES // 2:
             return
 
 
 @lru_cache(maxsize=1)
-def _origin() -> str:
+def _origin_digest() -> str:
     """Return a digest of everything on which programs depend except their keys."""
     digest = hashlib.sha256()
-    for path in sources():
+    for path in source_files():
         digest.update(path.read_bytes())
     for package in ("jax", "jaxlib"):
         folder = Path(str(import_module(package).__file__)).parent
-        digest.update(repr(sorted(_files(folder))).encode())
+        digest.update(repr(sorted(_file_states(folder))).encode())
     # Where JAX keeps its own cache changes no program.
     settings = {name: value for name, value in jax.config.values.items() if "cache" not in name}
     digest.update(repr(sorted((name, repr(value)) for name, value in settings.items())).encode())
@@ -176,7 +176,7 @@ def _origin() -> str:
     return digest.hexdigest()
 
 
-def sources() -> list[Path]:
+def source_files() -> list[Path]:
     """Return the files of this package that a program of JAX may follow from: its own modules, the contract,
     what is composed of others, and how libraries' functions are called.
 
@@ -187,33 +187,35 @@ def sources() -> list[Path]:
     return [*sorted(here.glob("jax_*.py")), *(here / f"{name}.py" for name in others)]
 
 
-def _files(folder: str | Path) -> Iterator[tuple[str, int, int]]:
+def _file_states(folder: str | Path) -> Iterator[tuple[str, int, int]]:
     """Give every file of a package with its size and the time when it was changed, except for compiled Python."""
     for entry in os.scandir(folder):
         if entry.is_dir():
             if entry.name != "__pycache__":
-                yield from _files(entry.path)
+                yield from _file_states(entry.path)
         else:
             yield entry.path, entry.stat().st_size, entry.stat().st_mtime_ns
 
 
 # What a program is compiled for, rather than given: it decides on shapes, and on which operations there are.
-_STATIC = frozenset(
+_STATIC_ARGUMENTS = frozenset(
     {"empty_rows", "epsilon", "heads", "is_causal", "kv_heads", "lse_base", "norm", "norm_after_rotation"}
     | {"packing", "stored_as", "swizzle"}
     | {"mask_fill", "norm_over", "rotary_interleaved", "scale", "softcap", "window"}
 )
 
 
-def compiled(function: Callable[..., Stages]) -> Callable[..., Stages]:
+def compile_function(function: Callable[..., Stages]) -> Callable[..., Stages]:
     """Return a function of the contract as one program, compiled anew for every set of shapes and options."""
-    return kept(function, _STATIC & {*inspect.signature(function).parameters})
+    return compile_and_keep(function, _STATIC_ARGUMENTS & {*inspect.signature(function).parameters})
 
 
-JIT = derived.compiled(jax_backend, compiled)
-OUTPUT = derived.compiled_output(jax_backend, compiled)
-ABSORBED = derived.absorbed(jax_backend.attention, jnp.concatenate, lambda a, b: a @ b.mT, jax_backend, compiled)
+JIT = derived.compile_backend(jax_backend, compile_function)
+OUTPUT = derived.compile_output_only(jax_backend, compile_function)
+ABSORBED = derived.make_absorbed_backend(
+    jax_backend.attention, jnp.concatenate, lambda a, b: a @ b.mT, jax_backend, compile_function
+)
 LIBRARY = FrameworkArrays(jax_backend)
-LIBRARY_JIT = JittedArrays(jax_backend, kept)
-TOKAMAX = TokamaxArrays(jax_backend, kept)
+LIBRARY_JIT = JittedArrays(jax_backend, compile_and_keep)
+TOKAMAX = TokamaxArrays(jax_backend, compile_and_keep)
 KERAS = KerasArrays(LIBRARY_JIT, "jax")

@@ -19,7 +19,7 @@ from attncheck.backends.entry import (
     DeclaredConvention,
     Library,
     Mode,
-    library,
+    library_entry,
 )
 
 # "A fully-masked query row (no key attended) produces a zero output row, not NaN": the standard's text of Attention.
@@ -32,7 +32,7 @@ _ZERO_ROWS_OF_ONNX = {
 }
 
 
-def _kernel(name: str, attribute: str, stage: str) -> Mode:
+def _onnxruntime_kernel_mode(name: str, attribute: str, stage: str) -> Mode:
     # Float16 is taken to float32 for each product and stored after it, and so is the softmax: AttentionGemm and
     # ComputeAttentionSoftmaxInplace in onnxruntime/core/providers/cpu/llm.
     return Mode(
@@ -57,7 +57,7 @@ _TRITON = Mode(
     environment={"TRITON_INTERPRET": "1"},
 )
 
-_ONE_WIDTH = {"value_width": "equal"}
+_EQUAL_VALUE_WIDTH = {"value_width": "equal"}
 _ONLY_FLOAT32 = {"float32": "native"}
 _NO_SOFTCAP = {"softcap": ()}  # it is for JAX on TPUs alone
 _BLOCKS_OF_TPU = {"query_length_multiple": 128, "key_length_multiple": 128}
@@ -75,14 +75,14 @@ _PALLAS = (
         "attncheck.backends.pallas_gpu:MHA",
         "jax.experimental.pallas.ops.gpu.attention.mha; interpreted",
         classes={"float32": "native", "bfloat16": "fused_bwd", "float16": "fused_bwd"},
-        requires=_ONE_WIDTH,
+        requires=_EQUAL_VALUE_WIDTH,
     ),
     _pallas(
         "gpu_decode",
         "attncheck.backends.pallas_gpu:DECODE",
         "jax.experimental.pallas.ops.gpu.decode_attention.gqa; interpreted",
         classes={"float32": "native"},
-        requires={**_ONE_WIDTH, "key_length_multiple": 16},
+        requires={**_EQUAL_VALUE_WIDTH, "key_length_multiple": 16},
         folds_sequences=True,
     ),
     _pallas(
@@ -90,14 +90,14 @@ _PALLAS = (
         "attncheck.backends.pallas_gpu:PAGED",
         "jax.experimental.pallas.ops.gpu.paged_attention; interpreted",
         classes={"float32": "native"},
-        requires=_ONE_WIDTH,
+        requires=_EQUAL_VALUE_WIDTH,
     ),
     _pallas(
         "tpu_flash",
         "attncheck.backends.pallas_tpu:FLASH",
         "jax.experimental.pallas.ops.tpu.flash_attention; interpreted",
         classes={"float32": "native", "bfloat16": "fused_bwd", "float16": "fused_bwd"},
-        requires={**_ONE_WIDTH, **_BLOCKS_OF_TPU},
+        requires={**_EQUAL_VALUE_WIDTH, **_BLOCKS_OF_TPU},
         folds_sequences=True,
     ),
     _pallas(
@@ -133,15 +133,15 @@ _on_jax = partial(Library, family="keras", module="attncheck.backends.jax_jit:LI
 LIBRARIES: Mapping[str, BackendEntry] = {
     entry.name: entry
     for entry in (
-        library(
+        library_entry(
             "onnxruntime",
             ("onnxruntime", "onnx"),
             "onnxruntime>=1.26",
-            _kernel("attention", "KERNEL", ""),
-            _kernel("scores", "SCORES", ", with qk_matmul_output_mode 0: the scaled product"),
-            _kernel("capped", "CAPPED", ", with qk_matmul_output_mode 1: after the softcap"),
-            _kernel("masked", "MASKED", ", with qk_matmul_output_mode 2: after softcap and mask"),
-            _kernel("weights", "WEIGHTS", ", with qk_matmul_output_mode 3: the weights"),
+            _onnxruntime_kernel_mode("attention", "KERNEL", ""),
+            _onnxruntime_kernel_mode("scores", "SCORES", ", with qk_matmul_output_mode 0: the scaled product"),
+            _onnxruntime_kernel_mode("capped", "CAPPED", ", with qk_matmul_output_mode 1: after the softcap"),
+            _onnxruntime_kernel_mode("masked", "MASKED", ", with qk_matmul_output_mode 2: after softcap and mask"),
+            _onnxruntime_kernel_mode("weights", "WEIGHTS", ", with qk_matmul_output_mode 3: the weights"),
             # Query and key are each multiplied by the root of the scale, and stored, before their product.
             Mode(
                 "function",
@@ -171,7 +171,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 folds_sequences=True,
             ),
         ),
-        library(
+        library_entry(
             "onnx",
             ("onnx",),
             "onnx>=1.19",
@@ -196,7 +196,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 for number, stage in enumerate(("scores", "capped", "masked", "weights"))
             ),
         ),
-        library(
+        library_entry(
             "triton",
             ("triton", "torch"),
             "triton>=3.7",  # NumPy 2.4 breaks the interpreter of those before: triton-lang/triton#9171
@@ -212,7 +212,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 ),
             ),
         ),
-        library(
+        library_entry(
             "mlx",
             ("mlx",),
             "mlx>=0.30",
@@ -229,7 +229,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             ),
             imported="mlx.core",
         ),
-        library(
+        library_entry(
             "openvino",
             ("openvino",),
             "openvino>=2025.0",
@@ -252,14 +252,14 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 )
             ),
         ),
-        library(
+        library_entry(
             "pallas",
             ("jax", "jaxlib"),
             "jax>=0.10",
             *_PALLAS,
             default_mode="tpu_splash",
         ),
-        library(
+        library_entry(
             "tokamax",
             ("tokamax", "jax", "jaxlib"),
             "tokamax>=0.0.12",
@@ -281,7 +281,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 for implementation in ("xla", "xla_chunked")
             ),
         ),
-        library(
+        library_entry(
             "flax",
             ("flax", "jax", "jaxlib"),
             "flax>=0.12",
@@ -291,7 +291,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 description="flax.nnx.dot_product_attention, which calls jax.nn.dot_product_attention",
                 call="flax.nnx:dot_product_attention",
                 classes={**NATIVE, "bfloat16": "fused_bwd"},
-                requires=_ONE_WIDTH,
+                requires=_EQUAL_VALUE_WIDTH,
             ),
             # The same file, dot_product_attention_weights: query / jnp.sqrt(depth) is stored, and so are scores
             # and weights.
@@ -304,7 +304,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             ),
             own_process_for=frozenset({"float64"}),
         ),
-        library(
+        library_entry(
             "keras",
             ("keras", "torch", "jax"),
             "keras>=3.9",
@@ -331,13 +331,13 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 differs=_NO_SOFTCAP,
                 module="attncheck.backends.jax_jit:KERAS",
                 classes={"float32": "native", "bfloat16": "fused_bwd"},
-                requires=_ONE_WIDTH,
+                requires=_EQUAL_VALUE_WIDTH,
                 own_process=True,
                 standard_only=True,
                 environment={"KERAS_BACKEND": "jax"},
             ),
         ),
-        library(
+        library_entry(
             "paddle",
             ("paddlepaddle",),
             "paddlepaddle>=3.3",
@@ -351,11 +351,11 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 differs={"layout": "BLHD"},  # and a mask beside is_causal is ignored, as its documentation warns
                 attribute="PADDLE",
                 classes=NATIVE,
-                requires=_ONE_WIDTH,
+                requires=_EQUAL_VALUE_WIDTH,
             ),
             imported="paddle",
         ),
-        library(
+        library_entry(
             "diffusers",
             ("diffusers", "torch"),
             "diffusers>=0.36",
@@ -398,11 +398,11 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 )
                 for kernel, classes, differs, requires in (
                     ("math", FUSED_BWD, {}, {}),
-                    ("flash", FUSED_BWD, {"mask": ""}, _ONE_WIDTH),
+                    ("flash", FUSED_BWD, {"mask": ""}, _EQUAL_VALUE_WIDTH),
                 )
             ),
         ),
-        library(
+        library_entry(
             "x_transformers",
             ("x-transformers", "torch"),
             "x-transformers>=2.31",
@@ -420,7 +420,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             ),
             imported="x_transformers",
         ),
-        library(
+        library_entry(
             "equinox",
             ("equinox", "jax", "jaxlib"),
             "equinox>=0.13",
@@ -434,7 +434,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             ),
             own_process_for=frozenset({"float64"}),
         ),
-        library(
+        library_entry(
             "haiku",
             ("dm-haiku", "jax", "jaxlib"),
             "dm-haiku>=0.0.17",
@@ -447,7 +447,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             own_process_for=frozenset({"float64"}),
             imported="haiku",
         ),
-        library(
+        library_entry(
             "timm",
             ("timm", "torch"),
             "timm>=1.0.3",
@@ -460,7 +460,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                     given={"fused": fused},
                     differs={"layout": "BLHD"},
                     module="attncheck.backends.torch_sdpa:LIBRARY",
-                    requires={**_ONE_WIDTH, "lengths": "equal"},
+                    requires={**_EQUAL_VALUE_WIDTH, "lengths": "equal"},
                     **declared,
                 )
                 for name, fused, of_timm, declared in (
@@ -475,7 +475,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 )
             ),
         ),
-        library(
+        library_entry(
             "tinygrad",
             ("tinygrad",),
             "tinygrad>=0.14",
@@ -491,7 +491,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             ),
             environment={"DEV": "CPU", "PARALLEL": "0"},  # compilers in processes of their own would outlive ours
         ),
-        library(
+        library_entry(
             "transformers",
             ("transformers", "torch"),
             "transformers>=5.18",

@@ -128,7 +128,7 @@ class MlxArrays(EagerArrays):
 
         bits = array.view(np.uint16) if (is_bfloat16 := array.dtype.name == "bfloat16") else array
         dtype = mx.float64 if array.dtype == np.float64 else None  # the default is float32
-        copied = mx.array(_memory_of(bits), dtype=dtype)
+        copied = mx.array(_whole_memory(bits), dtype=dtype)
         copied = copied.view(mx.bfloat16) if is_bfloat16 else copied
         if array.flags.c_contiguous:
             return copied
@@ -235,7 +235,7 @@ class TinygradArrays(EagerArrays):
         return function(*inputs, **others).gradient(*inputs, gradient=grad_output)
 
 
-def _memory_of(array: NDArray[Any]) -> NDArray[Any]:
+def _whole_memory(array: NDArray[Any]) -> NDArray[Any]:
     """Return a contiguous array unchanged, and any other as all memory from its first byte to its last."""
     if array.flags.c_contiguous:
         return array
@@ -261,12 +261,12 @@ def flax_weights(query: Tensor, key: Tensor, value: Tensor, bias: Any = None, ma
     return nnx.dot_product_attention(query, key, value, bias, mask, module=Sower(), **options), sown[0]
 
 
-def _require_one_key_head_each(query: Tensor, key: Tensor) -> None:
+def _require_equal_heads(query: Tensor, key: Tensor) -> None:
     if query.shape[2] != key.shape[2]:
         raise NotImplementedError("has as many heads of keys as of queries")
 
 
-def _merged_heads(tensor: Tensor) -> Tensor:
+def _merge_heads(tensor: Tensor) -> Tensor:
     return tensor.reshape(*tensor.shape[:2], tensor.shape[2] * tensor.shape[3])
 
 
@@ -275,12 +275,12 @@ def equinox_attention(query: Tensor, key: Tensor, value: Tensor, mask: Any = Non
     import equinox as eqx
     import jax
 
-    _require_one_key_head_each(query, key)
+    _require_equal_heads(query, key)
     layer = eqx.nn.MultiheadAttention(query.shape[2], query.shape[2], key=jax.random.key(0), inference=True)
     projections = [field.name for field in fields(layer) if field.name.endswith("_proj")]
     of_layer = lambda module: [getattr(module, name) for name in projections]  # noqa: E731
     layer = eqx.tree_at(of_layer, layer, [eqx.nn.Identity()] * len(projections))
-    tokens = [_merged_heads(tensor) for tensor in (query, key, value)]
+    tokens = [_merge_heads(tensor) for tensor in (query, key, value)]
     merged = jax.vmap(layer)(*tokens, *(() if mask is None else (mask,)))
     return merged.reshape(*query.shape[:3], value.shape[-1])
 
@@ -298,8 +298,8 @@ def haiku_attention(query: Tensor, key: Tensor, value: Tensor, mask: Any = None)
             widths = {"key_size": query.shape[-1], "value_size": value.shape[-1]}
             return hk.MultiHeadAttention(query.shape[2], **widths, w_init=hk.initializers.Constant(1))(*tokens, mask)
 
-    _require_one_key_head_each(query, key)
-    tokens = [_merged_heads(tensor) for tensor in (query, key, value)]
+    _require_equal_heads(query, key)
+    tokens = [_merge_heads(tensor) for tensor in (query, key, value)]
     return hk.transform(attend).apply({}, None, *tokens).reshape(*query.shape[:3], value.shape[-1])
 
 
@@ -309,11 +309,11 @@ def timm_attention(
     """Call ``timm.layers.Attention`` with an identity projection of the concatenated queries, keys and values."""
     import torch
 
-    _require_one_key_head_each(query, key)
+    _require_equal_heads(query, key)
     heads, width = query.shape[2:]
     layer = _import_from_its_file("timm", "timm.layers", "timm.layers.attention").Attention(heads * width, heads)
     layer.fused_attn, layer.qkv, layer.proj = fused, torch.nn.Identity(), torch.nn.Identity()
-    tokens = torch.cat([_merged_heads(tensor) for tensor in (query, key, value)], dim=-1)
+    tokens = torch.cat([_merge_heads(tensor) for tensor in (query, key, value)], dim=-1)
     return layer(tokens, attn_mask, is_causal).reshape(*query.shape[:3], width)
 
 

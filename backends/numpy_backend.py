@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends.codes import make_dequantize, make_numbers_of_codes
-from attncheck.backends.composed import seen, seen_from_the_first_key
+from attncheck.backends.composed import causal_and_window_conditions, seen_from_the_first_key
 from attncheck.backends.contract import (
     Attended,
     Differentiated,
@@ -36,7 +36,7 @@ from attncheck.backends.contract import (
     Window,
     takes,
 )
-from attncheck.backends.derived import absorbed
+from attncheck.backends.derived import make_absorbed_backend
 
 Array = NDArray[Any]
 
@@ -145,7 +145,10 @@ def _allowed_keys(
     if query_offsets is not None:
         query_position = query_position + query_offsets[:, np.newaxis, np.newaxis, np.newaxis]  # (B, 1, Lq, 1)
     key_position = np.arange(scores.shape[-1])
-    rules = [*([] if mask is None else [mask]), *seen(key_position - query_position, is_causal, window)]
+    rules = [
+        *([] if mask is None else [mask]),
+        *causal_and_window_conditions(key_position - query_position, is_causal, window),
+    ]
     if key_lengths is not None:
         rules.append(key_position < key_lengths[:, np.newaxis, np.newaxis, np.newaxis])  # (B, 1, 1, T)
     return reduce(np.logical_and, rules) if rules else None
@@ -217,7 +220,7 @@ def attention(
     if head_scale is None:
         stages |= dot_scores(query, key, scale=scale, softcap=softcap)
     else:
-        stages |= _scaled_by_head(dot_scores(query, key, scale=1.0, softcap=None), head_scale, softcap)
+        stages |= _scale_by_head(dot_scores(query, key, scale=1.0, softcap=None), head_scale, softcap)
     *_, scores = stages.values()  # the last stage that was asked for
     rules: dict[str, Any] = {"is_causal": is_causal, "window": window, "key_lengths": key_lengths}
     rules |= {"query_offsets": query_offsets, "mask_fill": mask_fill}
@@ -499,7 +502,7 @@ def latent_attention(
     """Make the keys and values of every head, and attend to them."""
     key, value = (_of_latents(latent, projection) for projection in (key_projection, value_projection))
     if query_rotary is not None and key_rotary is not None:
-        query, key = _with_rotary(query, query_rotary), _with_rotary(key, key_rotary[:, np.newaxis])
+        query, key = _append_rotary(query, query_rotary), _append_rotary(key, key_rotary[:, np.newaxis])
     return attention(query, key, value, **options)
 
 
@@ -552,7 +555,7 @@ def _sequences(cu_seqlens_q: Array, cu_seqlens_k: Array, key_lengths: Array | No
 def _seen_from_the_end(queries: int, keys: int, is_causal: bool, window: Window | None) -> Array | None:
     """Return the allowed keys of each query, (1, 1, Lq, Lk), for a last query at the position of the last key."""
     behind = np.arange(keys) - (np.arange(queries)[:, np.newaxis] + keys - queries)
-    rules = seen(behind, is_causal, window)
+    rules = causal_and_window_conditions(behind, is_causal, window)
     return reduce(np.logical_and, rules)[np.newaxis, np.newaxis] if rules else None
 
 
@@ -628,7 +631,7 @@ def _of_latents(latent: Array, projection: Array) -> Array:
     return projected
 
 
-def _with_rotary(vectors: Array, rotary: Array) -> Array:
+def _append_rotary(vectors: Array, rotary: Array) -> Array:
     """Append the rotated part to each vector; a part that all heads share is appended in each head."""
     return np.concatenate([vectors, np.broadcast_to(rotary, (*vectors.shape[:-1], rotary.shape[-1]))], axis=-1)
 
@@ -676,7 +679,7 @@ def _scale_of(query: Array, scale: float | None) -> float:
     return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
 
 
-def _scaled_by_head(stages: Stages, head_scale: Array, softcap: float | None) -> Stages:
+def _scale_by_head(stages: Stages, head_scale: Array, softcap: float | None) -> Stages:
     """Multiply scores by the number of their head, then cap them."""
     scores = stages["scores"] * head_scale[:, np.newaxis, np.newaxis]
     return {**stages, "scores": scores, **({} if softcap is None else {"capped": _cap(scores, softcap)})}
@@ -767,4 +770,4 @@ def _merge_heads(context: Array) -> Array:
 
 
 _services = SimpleNamespace(prepare=prepare, describe=describe, from_numpy=from_numpy, to_numpy=to_numpy)
-ABSORBED = absorbed(attention, np.concatenate, lambda a, b: a @ np.swapaxes(b, -1, -2), _services)
+ABSORBED = make_absorbed_backend(attention, np.concatenate, lambda a, b: a @ np.swapaxes(b, -1, -2), _services)

@@ -25,9 +25,9 @@ Evaluate = Callable[["OnnxNode", Mapping[str, Array]], list[Array]]
 
 INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
 OUTPUTS = ("Y", "present_key", "present_value", "qk_matmul_output")
-STAGE_OF_MODE = ("scores", "capped", "masked", "weights")
+STAGE_OF_OUTPUT_MODE = ("scores", "capped", "masked", "weights")
 """What qk_matmul_output is by its mode; without a mask the third is the biased scores."""
-TYPES = {
+ONNX_TYPES = {
     "float64": TensorProto.DOUBLE,
     "float32": TensorProto.FLOAT,
     "float16": TensorProto.FLOAT16,
@@ -56,19 +56,21 @@ class OnnxNode:
 
 
 @lru_cache(maxsize=512)
-def model_of(node: OnnxNode) -> onnx.ModelProto:
+def make_model(node: OnnxNode) -> onnx.ModelProto:
     """Make the model; shapes stay open, and outputs are of the first input's dtype."""
     dtypes = {name: dtype for name, dtype in node.inputs if dtype is not None}
     names = [name if dtype else "" for name, dtype in node.inputs]
     operator_node = helper.make_node(node.operator, names, node.outputs, domain=node.domain, **dict(node.attributes))
-    inputs = [helper.make_tensor_value_info(name, TYPES[dtype], None) for name, dtype in dtypes.items()]
-    outputs = [helper.make_tensor_value_info(name, TYPES[next(iter(dtypes.values()))], None) for name in node.returned]
+    inputs = [helper.make_tensor_value_info(name, ONNX_TYPES[dtype], None) for name, dtype in dtypes.items()]
+    outputs = [
+        helper.make_tensor_value_info(name, ONNX_TYPES[next(iter(dtypes.values()))], None) for name in node.returned
+    ]
     graph = helper.make_graph([operator_node], node.operator, inputs, outputs)
     opsets = [helper.make_opsetid("", node.opset), *([helper.make_opsetid(node.domain, 1)] if node.domain else [])]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-def up_to_the_last(names: tuple[str, ...], present: Any) -> tuple[str, ...]:
+def names_up_to_last_present(names: tuple[str, ...], present: Any) -> tuple[str, ...]:
     """Return the names that a node lists, up to the last one that is present."""
     return names[: 1 + max(place for place, name in enumerate(names) if name in present)]
 
@@ -111,7 +113,7 @@ class OnnxAttention:
         if attn_mask is not None:
             # Its shape is "broadcastable", but onnxruntime accepts only batch and head axes of length 1.
             named["attn_mask"] = np.broadcast_to(attn_mask, (*attn_mask.shape[:2], query.shape[2], keys))
-        output, *stage = self._run(named, self._attributes(query.dtype.name, options))
+        output, *stage = self._evaluate_node(named, self._attributes(query.dtype.name, options))
         forbids = counts_positions or mask is not None or key_lengths is not None
         stages: Stages = dict.fromkeys(self._stage_of(options, forbids=forbids), *stage)
         return stages | {"output": output}
@@ -129,14 +131,14 @@ class OnnxAttention:
         """Gather the pages, and attend to an external cache: with its lengths, positions count from the end."""
         if self.output_mode is not None:
             raise NotImplementedError("has stages of attention alone")
-        key, value = gathered(key_pages, value_pages, block_table)
+        key, value = gather_pages(key_pages, value_pages, block_table)
         unused = (np.arange(key.shape[2]) >= key_lengths.reshape(-1, 1))[:, np.newaxis, :, np.newaxis]
         key, value = (np.where(unused, array.dtype.type(0), array) for array in (key, value))  # 0 times NaN is NaN
         named = {"Q": query, "K": key, "V": value, "nonpad_kv_seqlen": key_lengths.astype(np.int64)}
-        (output,) = self._run(named, self._attributes(query.dtype.name, options))
+        (output,) = self._evaluate_node(named, self._attributes(query.dtype.name, options))
         return {"output": output}
 
-    def _run(self, named: dict[str, Array], attributes: dict[str, float]) -> list[Array]:
+    def _evaluate_node(self, named: dict[str, Array], attributes: dict[str, float]) -> list[Array]:
         """Return Y, and the stage if ``output_mode`` requests one."""
         caches = ("present_key", "present_value") if "past_key" in named else ()
         outputs = ("Y", *caches, *(() if self.output_mode is None else ("qk_matmul_output",)))
@@ -144,8 +146,8 @@ class OnnxAttention:
         node = OnnxNode(
             "Attention",
             self.opset,
-            tuple((name, dtypes.get(name)) for name in up_to_the_last(INPUTS, named)),
-            tuple(name if name in outputs else "" for name in up_to_the_last(OUTPUTS, outputs)),
+            tuple((name, dtypes.get(name)) for name in names_up_to_last_present(INPUTS, named)),
+            tuple(name if name in outputs else "" for name in names_up_to_last_present(OUTPUTS, outputs)),
             tuple(sorted(attributes.items())),
         )
         results = dict(zip(outputs, self.evaluate(node, named), strict=True))
@@ -171,7 +173,7 @@ class OnnxAttention:
         if window is None:
             return {}
         left, right = window
-        if self.opset >= WITH_WINDOWS:
+        if self.opset >= OPSET_WITH_WINDOWS:
             sides = {"left_window_size": left, "right_window_size": right}
             return {name: side for name, side in sides.items() if side is not None}
         if (left, right) != (None, 0):
@@ -182,7 +184,7 @@ class OnnxAttention:
         """Return the name of the stage that the operator returns, if the call computes it."""
         if self.output_mode is None:
             return ()
-        stage = STAGE_OF_MODE[self.output_mode]
+        stage = STAGE_OF_OUTPUT_MODE[self.output_mode]
         if stage == "capped" and options.softcap is None:
             raise NotImplementedError("without a softcap there is no stage behind it")
         if stage == "masked" and not forbids:
@@ -192,23 +194,23 @@ class OnnxAttention:
         return (stage,)
 
 
-WITH_WINDOWS = 25
+OPSET_WITH_WINDOWS = 25
 
 
-def gathered(key_pages: Array, value_pages: Array, block_table: Array) -> Iterator[Array]:
+def gather_pages(key_pages: Array, value_pages: Array, block_table: Array) -> Iterator[Array]:
     """Yield keys and values of each batch entry, (B, Hkv, T, D), of pages (Np, Lp, Hkv, D)."""
     table = np.clip(block_table, 0, len(key_pages) - 1)  # entries after the last used page may be no pages
     for pages in (key_pages[table], value_pages[table]):  # (B, W, Lp, Hkv, D)
         yield pages.reshape(len(table), -1, *pages.shape[3:]).transpose(0, 2, 1, 3)
 
 
-def side_by_side(heads: Array) -> Array:
+def merge_heads(heads: Array) -> Array:
     """Merge heads, as a projection returns them: (B, H, L, D) -> (B, L, H D)."""
     batch, number, length, width = heads.shape
     return heads.transpose(0, 2, 1, 3).reshape(batch, length, number * width)
 
 
-def by_head(rows: Array, heads: int) -> Array:
+def split_heads(rows: Array, heads: int) -> Array:
     """Split heads: (B, L, H D) -> (B, H, L, D)."""
     batch, length, width = rows.shape
     return rows.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
@@ -226,7 +228,7 @@ def _describe_numpy() -> dict[str, str]:
 def _evaluate_in_numpy(node: OnnxNode, inputs: Mapping[str, Array]) -> list[Array]:
     from onnx.reference import ReferenceEvaluator  # imported here, because writing files does not need it
 
-    outputs: list[Array] = ReferenceEvaluator(model_of(node)).run(node.returned, dict(inputs))
+    outputs: list[Array] = ReferenceEvaluator(make_model(node)).run(node.returned, dict(inputs))
     return outputs
 
 

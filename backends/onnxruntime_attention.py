@@ -27,7 +27,15 @@ import onnxruntime
 
 from attncheck.backends.contract import CallOptions, Stages, takes_only
 from attncheck.backends.derived import with_functions
-from attncheck.backends.onnx_attention import Array, OnnxAttention, OnnxNode, by_head, gathered, model_of, side_by_side
+from attncheck.backends.onnx_attention import (
+    Array,
+    OnnxAttention,
+    OnnxNode,
+    gather_pages,
+    make_model,
+    merge_heads,
+    split_heads,
+)
 
 _threads = {"number": 1}
 
@@ -53,7 +61,7 @@ def _session(node: OnnxNode, threads: int) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = threads
     options.log_severity_level = 4  # errors are raised anyway
-    model = model_of(node).SerializeToString()
+    model = make_model(node).SerializeToString()
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
@@ -68,7 +76,7 @@ SCORES, CAPPED, MASKED, WEIGHTS = (_on_cpu(24, mode) for mode in range(4))
 FUNCTION = _on_cpu(25)
 
 
-def run(
+def run_operator(
     operator: str,
     inputs: Mapping[str, Array | None],
     attributes: Mapping[str, float],
@@ -82,7 +90,9 @@ def run(
     return results[0]
 
 
-def bias_of(mask: Array | None, bias: Array | None, dtype: np.dtype[Any], lengths: tuple[int, int]) -> Array | None:
+def make_attention_bias(
+    mask: Array | None, bias: Array | None, dtype: np.dtype[Any], lengths: tuple[int, int]
+) -> Array | None:
     """Make the attention_bias, which is added to the scores: minus infinity at forbidden keys."""
     if mask is not None:
         bias = np.where(mask, dtype.type(0) if bias is None else bias, dtype.type(-np.inf))
@@ -90,7 +100,7 @@ def bias_of(mask: Array | None, bias: Array | None, dtype: np.dtype[Any], length
     return None if bias is None else np.broadcast_to(bias, (*bias.shape[:2], *lengths))
 
 
-def number_or_default(**attributes: float | None) -> dict[str, float]:
+def set_attributes(**attributes: float | None) -> dict[str, float]:
     """Return the attributes that are not None. The operator reads 0 as its default, so 0 is refused."""
     for name, number in attributes.items():
         if number == 0:
@@ -116,22 +126,22 @@ def _multi_head(query: Array, key: Array, value: Array, options: CallOptions) ->
     per_head = mask if mask is not None and mask.shape[1] != 1 else None
     padding = _padding_mask(mask if per_head is None else None, key_lengths, len(query), lengths)
     inputs = {
-        "query": side_by_side(query),
-        "key": side_by_side(key),
-        "value": side_by_side(value),
+        "query": merge_heads(query),
+        "key": merge_heads(key),
+        "value": merge_heads(value),
         "bias": None,  # the bias of the projections
         "key_padding_mask": padding,
-        "attention_bias": bias_of(per_head, bias, query.dtype, lengths),
+        "attention_bias": make_attention_bias(per_head, bias, query.dtype, lengths),
         "past_key": past_key,
         "past_value": past_value,
     }
-    attributes = number_or_default(scale=options.scale) | {"num_heads": heads}
+    attributes = set_attributes(scale=options.scale) | {"num_heads": heads}
     if padding is not None:
         attributes["mask_filter_value"] = float(np.finfo(np.float32).min)
     if options.is_causal or window is not None:
         attributes["unidirectional"] = 1
     outputs = ("output",) if past_key is None else ("output", "present_key", "present_value")
-    return {"output": by_head(run("MultiHeadAttention", inputs, attributes, outputs), heads)}
+    return {"output": split_heads(run_operator("MultiHeadAttention", inputs, attributes, outputs), heads)}
 
 
 def _padding_mask(mask: Array | None, key_lengths: Array | None, batch: int, lengths: tuple[int, int]) -> Array | None:
@@ -144,7 +154,7 @@ def _padding_mask(mask: Array | None, key_lengths: Array | None, batch: int, len
 
 
 @dataclass(frozen=True)
-class _Step:
+class _NodeArguments:
     """One call's node: attributes, inputs besides query, key and value, and the cache of all keys.
 
     ``starts`` (B,) are the positions of the first queries in the cache; None without a cache.
@@ -175,7 +185,7 @@ def _group_query(query: Array, key: Array, value: Array, options: CallOptions) -
         used = np.arange(lengths[1]) < key_lengths.reshape(-1, 1, 1, 1)
         mask = used if mask is None else mask & used
     attributes = _attributes(query, key, options)
-    starts = _starts(len(query), lengths, past, query_offsets, "causal" not in attributes)
+    starts = _first_query_positions(len(query), lengths, past, query_offsets, "causal" not in attributes)
     cos, sin = options.rotary_cos, options.rotary_sin
     rotary = None if cos is None or sin is None else (cos, sin)
     if rotary is not None:
@@ -184,8 +194,10 @@ def _group_query(query: Array, key: Array, value: Array, options: CallOptions) -
         if query.shape[-1] % 16 or rotary[0].shape[1] % 8:
             raise NotImplementedError("GroupQueryAttention rotates multiples of 8 pairs, in widths that 16 divides")
         attributes |= {"do_rotary": 1, "rotary_interleaved": int(options.rotary_interleaved)}
-    step = _Step(attributes, bias_of(mask, options.bias, query.dtype, lengths), options.sinks, rotary, starts)
-    return {"output": _attend(query, key, value, step)}
+    step = _NodeArguments(
+        attributes, make_attention_bias(mask, options.bias, query.dtype, lengths), options.sinks, rotary, starts
+    )
+    return {"output": _attend_with_cache(query, key, value, step)}
 
 
 @takes_only("is_causal", "scale", "softcap", "window")
@@ -203,9 +215,9 @@ def _group_query_paged(
         raise NotImplementedError("GroupQueryAttention has lengths of its cache for causal attention, or one query")
     if (key_lengths < queries).any():
         raise NotImplementedError("GroupQueryAttention has at least as many keys as queries")
-    key, value = gathered(key_pages, value_pages, block_table)
+    key, value = gather_pages(key_pages, value_pages, block_table)
     attributes = _attributes(query, key, replace(options, is_causal=options.is_causal or queries == 1))
-    return {"output": _attend(query, key, value, _Step(attributes, starts=key_lengths - queries))}
+    return {"output": _attend_with_cache(query, key, value, _NodeArguments(attributes, starts=key_lengths - queries))}
 
 
 def _attributes(query: Array, key: Array, options: CallOptions) -> dict[str, float]:
@@ -214,7 +226,7 @@ def _attributes(query: Array, key: Array, options: CallOptions) -> dict[str, flo
         if not (is_causal or right == 0):
             raise NotImplementedError("GroupQueryAttention has windows of what comes before a query alone")
         is_causal = True
-    attributes = number_or_default(scale=options.scale, softcap=options.softcap)
+    attributes = set_attributes(scale=options.scale, softcap=options.softcap)
     attributes |= {"num_heads": query.shape[1], "kv_num_heads": key.shape[1]}
     if not is_causal:
         attributes["causal"] = 0  # 1 by default; releases that have always been causal do not know the attribute
@@ -223,7 +235,7 @@ def _attributes(query: Array, key: Array, options: CallOptions) -> dict[str, flo
     return attributes
 
 
-def _starts(
+def _first_query_positions(
     batch: int, lengths: tuple[int, int], past: int, query_offsets: Array | None, is_causal: bool
 ) -> Array | None:
     """Return the position of each entry's first query; None for a first prompt with as many queries as keys."""
@@ -239,7 +251,7 @@ def _starts(
     return starts
 
 
-def _attend(query: Array, key: Array, value: Array, step: _Step) -> Array:
+def _attend_with_cache(query: Array, key: Array, value: Array, step: _NodeArguments) -> Array:
     if step.starts is None:
         return _call(query, key, value, None, step)
     if step.is_causal or len(query) <= 1 or query.shape[2] == 1:
@@ -248,12 +260,12 @@ def _attend(query: Array, key: Array, value: Array, step: _Step) -> Array:
     for entry in range(len(query)):
         of_entry = slice(entry, entry + 1)
         bias = step.bias[of_entry] if step.bias is not None and len(step.bias) > 1 else step.bias
-        alone = _Step(step.attributes, bias, step.sinks, step.rotary)
+        alone = _NodeArguments(step.attributes, bias, step.sinks, step.rotary)
         outputs.append(_call(query[of_entry], key[of_entry], value[of_entry], step.starts[of_entry], alone))
     return np.concatenate(outputs)
 
 
-def _call(query: Array, key: Array, value: Array, starts: Array | None, step: _Step) -> Array:
+def _call(query: Array, key: Array, value: Array, starts: Array | None, step: _NodeArguments) -> Array:
     """Run the node on the first prompt, or on the chunk that is appended to each sequence's cache."""
     queries, keys = query.shape[2], key.shape[2]
     new, lengths, chunk = (key, value), np.full(len(query), keys), None
@@ -263,9 +275,9 @@ def _call(query: Array, key: Array, value: Array, starts: Array | None, step: _S
         lengths = starts + queries
         chunk = np.full(len(query), queries, dtype=np.int32) if step.is_causal else None
     inputs = {
-        "query": side_by_side(query),
-        "key": side_by_side(new[0]),
-        "value": side_by_side(new[1]),
+        "query": merge_heads(query),
+        "key": merge_heads(new[0]),
+        "value": merge_heads(new[1]),
         "past_key": None if starts is None else key,
         "past_value": None if starts is None else value,
         "seqlens_k": (lengths - 1).astype(np.int32),
@@ -279,7 +291,7 @@ def _call(query: Array, key: Array, value: Array, starts: Array | None, step: _S
     if chunk is not None:
         unused: dict[str, Array | None] = dict.fromkeys(("k_scale", "v_scale", "q_norm_weight", "k_norm_weight"))
         inputs |= unused | {"query_seqlens": chunk}
-    return by_head(run("GroupQueryAttention", inputs, step.attributes), query.shape[1])
+    return split_heads(run_operator("GroupQueryAttention", inputs, step.attributes), query.shape[1])
 
 
 MHA = with_functions(KERNEL, {"attention": _multi_head})

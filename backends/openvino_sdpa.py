@@ -29,7 +29,7 @@ _TYPES = {
     "bfloat16": openvino.Type.bf16,
     "bool": openvino.Type.boolean,
 }
-_HINTS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+_PRECISION_HINTS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 _threads = {"number": 1}
 
 
@@ -73,7 +73,7 @@ def scaled_dot_product_attention(
     inputs = [query, key, value, *([] if attn_mask is None else [attn_mask])]
     inputs += [] if scale is None else [np.array(scale, dtype)]
     kinds = tuple((array.dtype.name, array.ndim) for array in inputs)
-    compiled = _compiled(kinds, is_causal, _threads["number"], _HINTS[dtype.name] if hint else None)
+    compiled = _compile_model(kinds, is_causal, _threads["number"], _PRECISION_HINTS[dtype.name] if hint else None)
     request = compiled.create_infer_request()
     request.infer([_tensor(array) for array in inputs])
     result = request.get_output_tensor(0)
@@ -88,7 +88,7 @@ def _tensor(array: Array) -> openvino.Tensor:
 
 
 @lru_cache(maxsize=64)
-def _compiled(
+def _compile_model(
     inputs: tuple[tuple[str, int], ...], is_causal: bool, threads: int, hint: str | None
 ) -> openvino.CompiledModel:
     parameters = [opset13.parameter(openvino.PartialShape([-1] * rank), _TYPES[dtype]) for dtype, rank in inputs]

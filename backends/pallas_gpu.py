@@ -55,7 +55,7 @@ def _mha_packed(*, has_residuals: bool) -> Callable[..., Stages]:
         query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, options: CallOptions
     ) -> Stages:
         """Attend with one segment per sequence."""
-        segments = _segments(cu_seqlens_q, cu_seqlens_k)
+        segments = _segment_ids(cu_seqlens_q, cu_seqlens_k)
         return _call_mha(query, key, value, segments, options, has_residuals=has_residuals)
 
     return packed_attention
@@ -75,9 +75,9 @@ def _call_mha(
 def _arguments(query: Tensor, key: Tensor, is_causal: bool, scale: float | None) -> dict[str, Any]:
     if query.shape[1] != key.shape[1]:
         raise NotImplementedError("mha takes as many heads of keys as of queries")
-    queries, keys = _block(query.shape[2]), _block(key.shape[2])
+    queries, keys = _block_size(query.shape[2]), _block_size(key.shape[2])
     if query.shape[2] // queries != key.shape[2] // keys:  # its backward pass needs as many blocks of each
-        queries, keys = _whole(query.shape[2]), _whole(key.shape[2])
+        queries, keys = _pad_to_block(query.shape[2]), _pad_to_block(key.shape[2])
     return {
         "sm_scale": 1 / math.sqrt(query.shape[-1]) if scale is None else scale,
         "causal": is_causal,
@@ -86,17 +86,17 @@ def _arguments(query: Tensor, key: Tensor, is_causal: bool, scale: float | None)
     }
 
 
-def _block(length: int) -> int:
-    return _BLOCK if length and length % _BLOCK == 0 else _whole(length)
+def _block_size(length: int) -> int:
+    return _BLOCK if length and length % _BLOCK == 0 else _pad_to_block(length)
 
 
-def _whole(length: int) -> int:
+def _pad_to_block(length: int) -> int:
     if not 0 < length <= _LONGEST:
         raise NotImplementedError("mha takes up to 128 queries and keys, or as many blocks of both")
     return length
 
 
-def _segments(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Tensor:
+def _segment_ids(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Tensor:
     """Return the number of each position's sequence: (1, L)."""
     first, same = np.asarray(cu_seqlens_q), np.asarray(cu_seqlens_k)
     if not np.array_equal(first, same):
@@ -105,7 +105,7 @@ def _segments(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Tensor:
 
 
 @takes_only("scale", "window", "key_lengths", "past_key", "past_value")
-def _decode(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
+def _decode_attention(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
     """Attend with a single query; a window becomes the first and the last key."""
     if query.shape[2] != 1:
         raise NotImplementedError("gqa takes one query of each sequence")
@@ -113,7 +113,7 @@ def _decode(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> 
     keys = key.shape[2]
     if not keys:
         raise NotImplementedError("gqa takes one key or more")
-    start, end = _ends(past, keys, options)
+    start, end = _first_and_last_keys(past, keys, options)
     output, (total, maximum) = gqa(
         query[:, :, 0], key.swapaxes(1, 2), value.swapaxes(1, 2), start, end,
         sm_scale=options.scale, block_k=_BLOCK, k_splits=_largest_divisor(keys // _BLOCK, _MOST_PARTS),
@@ -123,7 +123,7 @@ def _decode(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> 
     return {"log_sum_exp": log_sum_exp[..., None], "output": output[:, :, None]}
 
 
-def _ends(past: int, keys: int, options: CallOptions) -> tuple[Tensor | None, Tensor | None]:
+def _first_and_last_keys(past: int, keys: int, options: CallOptions) -> tuple[Tensor | None, Tensor | None]:
     before, after = options.window or (None, None)
     start = None if before is None else jnp.int32(max(past - before, 0))
     end = None if options.key_lengths is None else options.key_lengths.astype(jnp.int32)
@@ -132,7 +132,7 @@ def _ends(past: int, keys: int, options: CallOptions) -> tuple[Tensor | None, Te
     return start, end
 
 
-def _paged(
+def _paged_attention(
     query: Tensor,
     key_pages: Tensor,
     value_pages: Tensor,
@@ -169,5 +169,5 @@ _mha_gradients = {
     for forward in (_mha_attention(has_residuals=False), _mha_packed(has_residuals=False))
 }
 MHA = with_functions(jax_backend, {**_mha, **_mha_gradients})
-DECODE = with_functions(jax_backend, {"attention": _decode})
-PAGED = with_functions(jax_backend, {"paged_attention": _paged})
+DECODE = with_functions(jax_backend, {"attention": _decode_attention})
+PAGED = with_functions(jax_backend, {"paged_attention": _paged_attention})

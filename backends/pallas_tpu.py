@@ -34,7 +34,7 @@ _LANES = 128
 
 
 @takes_only("bias", "is_causal", "scale", "key_lengths", "past_key", "past_value")
-def _flash(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
+def _flash_attention(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
     """Average the values; a past is a cache that the keys and values are appended to."""
     key, value, _ = options.with_past(key, value, jnp.concatenate)
     if query.shape[1] != key.shape[1]:
@@ -53,18 +53,18 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> S
             None if bias is None else jnp.broadcast_to(bias, (*query.shape[:3], key.shape[2])),
             causal=options.is_causal,
             sm_scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
-            segment_ids=None if lengths is None else SegmentIds(*_segments(query, key, lengths)),
+            segment_ids=None if lengths is None else SegmentIds(*_segment_ids(query, key, lengths)),
         )
     }
 
 
-def _segments(query: Tensor, key: Tensor, key_lengths: Tensor) -> tuple[Tensor, Tensor]:
+def _segment_ids(query: Tensor, key: Tensor, key_lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Return segments of queries and keys: what lies beyond the length of the keys has another."""
     unused = jnp.arange(key.shape[2]) >= key_lengths[:, None]
     return jnp.zeros((query.shape[0], query.shape[2]), jnp.int32), unused.astype(jnp.int32)
 
 
-def _interpreted(function: Callable[..., Stages]) -> Callable[..., Stages]:
+def _interpret_off_tpu(function: Callable[..., Stages]) -> Callable[..., Stages]:
     """Return a function that is interpreted where there is no TPU, with the backward pass in it."""
 
     @wraps(function)
@@ -75,7 +75,7 @@ def _interpreted(function: Callable[..., Stages]) -> Callable[..., Stages]:
     return called
 
 
-def _splash(*, has_residuals: bool) -> Callable[..., Stages]:
+def _make_splash_attention(*, has_residuals: bool) -> Callable[..., Stages]:
     """Return attention by the kernel; with residuals, which have no gradients, it has a log-sum-exp."""
 
     @takes_only("mask", "sinks", "is_causal", "scale", "softcap", "window", "key_lengths", "past_key", "past_value")
@@ -84,7 +84,7 @@ def _splash(*, has_residuals: bool) -> Callable[..., Stages]:
         lengths, scale = options.key_lengths, options.scale
         key, value, past = options.with_past(key, value, jnp.concatenate)
         kernel = splash.make_splash_mha_single_device(
-            mask=_mask_of_heads(options, past, query.shape[1], (query.shape[2], key.shape[2])),
+            mask=_make_head_masks(options, past, query.shape[1], (query.shape[2], key.shape[2])),
             save_residuals=has_residuals,
             attn_logits_soft_cap=options.softcap,
             interpret=jax.default_backend() == "cpu",
@@ -93,7 +93,7 @@ def _splash(*, has_residuals: bool) -> Callable[..., Stages]:
         if lengths is None:
             returned = jax.vmap(lambda *inputs: kernel(*inputs, None, options.sinks))(query, key, value)
         else:
-            segments = splash.SegmentIds(*_segments(query, key, lengths))
+            segments = splash.SegmentIds(*_segment_ids(query, key, lengths))
             returned = jax.vmap(lambda *inputs: kernel(*inputs, options.sinks))(query, key, value, segments)
         if not has_residuals:
             return {"output": returned}
@@ -103,7 +103,7 @@ def _splash(*, has_residuals: bool) -> Callable[..., Stages]:
     return attention
 
 
-def _mask_of_heads(options: CallOptions, past: int, heads: int, shape: tuple[int, int]) -> masks.MultiHeadMask:
+def _make_head_masks(options: CallOptions, past: int, heads: int, shape: tuple[int, int]) -> masks.MultiHeadMask:
     if not all(shape):
         raise NotImplementedError("splash attention takes one block of 128 queries and keys or more")
     mask, is_causal, window = options.mask, options.is_causal, options.window
@@ -121,11 +121,12 @@ def _mask_of_heads(options: CallOptions, past: int, heads: int, shape: tuple[int
     return masks.MultiHeadMask([reduce(and_, [*rules, masks.NumpyMask(head_mask)]) for head_mask in head_masks])
 
 
-_flash_gradients = make_gradients(_flash, jax_backend.gradients)
+_flash_gradients = make_gradients(_flash_attention, jax_backend.gradients)
 FLASH = with_functions(
-    jax_backend, {"attention": _interpreted(_flash), "attention_gradients": _interpreted(_flash_gradients)}
+    jax_backend,
+    {"attention": _interpret_off_tpu(_flash_attention), "attention_gradients": _interpret_off_tpu(_flash_gradients)},
 )
-_splash_gradients = make_gradients(_splash(has_residuals=False), jax_backend.gradients)
+_splash_gradients = make_gradients(_make_splash_attention(has_residuals=False), jax_backend.gradients)
 SPLASH = with_functions(
-    jax_backend, {"attention": _splash(has_residuals=True), "attention_gradients": _splash_gradients}
+    jax_backend, {"attention": _make_splash_attention(has_residuals=True), "attention_gradients": _splash_gradients}
 )

@@ -14,7 +14,7 @@ from functools import partial
 import tensorflow as tf
 
 from attncheck.backends import tensorflow_backend as eager
-from attncheck.backends.derived import absorbed, compiled, compiled_output
+from attncheck.backends.derived import compile_backend, compile_output_only, make_absorbed_backend
 
 
 def _describe() -> dict[str, str]:
@@ -23,6 +23,6 @@ def _describe() -> dict[str, str]:
 
 
 _graph, _xla = (partial(tf.function, jit_compile=jit_compile) for jit_compile in (False, True))
-GRAPH, XLA = (compiled(eager, transform, describe=_describe) for transform in (_graph, _xla))
-GRAPH_OUTPUT, XLA_OUTPUT = (compiled_output(eager, transform, describe=_describe) for transform in (_graph, _xla))
-ABSORBED = absorbed(eager.attention, tf.concat, partial(tf.matmul, transpose_b=True), eager)
+GRAPH, XLA = (compile_backend(eager, transform, describe=_describe) for transform in (_graph, _xla))
+GRAPH_OUTPUT, XLA_OUTPUT = (compile_output_only(eager, transform, describe=_describe) for transform in (_graph, _xla))
+ABSORBED = make_absorbed_backend(eager.attention, tf.concat, partial(tf.matmul, transpose_b=True), eager)

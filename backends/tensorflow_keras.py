@@ -34,7 +34,7 @@ from attncheck.backends.library_arrays import FrameworkArrays, KerasArrays
 LIBRARY = KerasArrays(FrameworkArrays(tensorflow_backend), "tensorflow")
 
 
-def _with_lengths(mask: Tensor | None, key_lengths: Tensor | None, keys: int) -> Tensor | None:
+def _mask_beyond_lengths(mask: Tensor | None, key_lengths: Tensor | None, keys: int) -> Tensor | None:
     """Return a mask without the keys after the lengths; the mask itself if there are no lengths."""
     if key_lengths is None:
         return mask
@@ -50,7 +50,7 @@ def _layer_attention(query: Tensor, key: Tensor, value: Tensor, options: CallOpt
         raise NotImplementedError("keras.layers.Attention has no grouped heads")
     scale = 1 / math.sqrt(width) if options.scale is None else options.scale
     keys = key.shape[2]
-    value_mask = _with_lengths(options.mask, options.key_lengths, keys)
+    value_mask = _mask_beyond_lengths(options.mask, options.key_lengths, keys)
     if value_mask is not None:  # (B*H, Lk)
         if value_mask.shape[2] != 1:
             raise NotImplementedError("keras.layers.Attention takes a mask of keys, not one of its own for every query")
@@ -142,7 +142,7 @@ def _layer_call(*, return_attention_scores: bool) -> Callable[..., Stages]:
             query.dtype.name,
         )
         _set_weights(layer, kernels, biases)
-        asked = {**_masks(mask, key_lengths, key.shape[1]), "use_causal_mask": is_causal}
+        asked = {**_mask_arguments(mask, key_lengths, key.shape[1]), "use_causal_mask": is_causal}
         if not return_attention_scores:
             return {"output": layer(query, value, key, **asked)}
         output, weights = layer(query, value, key, **asked, return_attention_scores=True)
@@ -151,7 +151,7 @@ def _layer_call(*, return_attention_scores: bool) -> Callable[..., Stages]:
     return multi_head_attention
 
 
-def _masks(mask: Tensor | None, key_lengths: Tensor | None, keys: int) -> dict[str, Tensor]:
+def _mask_arguments(mask: Tensor | None, key_lengths: Tensor | None, keys: int) -> dict[str, Tensor]:
     """Return the call's masks: of keys, (B, Lk), and of all, (B, Lq, Lk), or (B, H, Lq, Lk) if heads differ."""
     padding = None if key_lengths is None else tf.sequence_mask(key_lengths, keys)
     if mask is None or mask.shape[1] == 1:

@@ -142,7 +142,9 @@ def packed_attention(
     for sequence in sequences_of(query, key, value, (cu_seqlens_q, cu_seqlens_k), key_lengths):
         queries, keys = (torch.arange(tensor.size(2), device=tensor.device) for tensor in sequence[:2])
         behind = keys - (queries[:, None] + sequence[1].size(2) - sequence[0].size(2))
-        mask = reduce(and_, composed.seen(behind, *edges), torch.ones_like(behind, dtype=torch.bool))
+        mask = reduce(
+            and_, composed.causal_and_window_conditions(behind, *edges), torch.ones_like(behind, dtype=torch.bool)
+        )
         parts.append(attention(*sequence, mask=mask, **options))
     return {
         "log_sum_exp": torch.cat([part["log_sum_exp"] for part in parts], dim=2),
@@ -164,9 +166,9 @@ def _project(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 _attend = composed.make_attend(mask_scores, softmax)
-general_attention = composed.make_attention_by(general_scores, _attend)
-additive_attention = composed.make_attention_by(additive_scores, _attend)
-cosine_attention = composed.make_attention_by(cosine_scores, _attend)
+general_attention = composed.make_attention_with_scores(general_scores, _attend)
+additive_attention = composed.make_attention_with_scores(additive_scores, _attend)
+cosine_attention = composed.make_attention_with_scores(cosine_scores, _attend)
 attention_gradients = derived.make_gradients(attention, gradients)
 gated_attention = composed.make_gated_attention(attention, torch.sigmoid)
 gated_attention_gradients = derived.make_gradients(gated_attention, gradients)
@@ -187,4 +189,4 @@ latent_attention = composed.make_latent_attention(_ARRAYS, attention, partial(to
 multi_head_attention = composed.make_multi_head_attention(_ARRAYS, attention, _project)
 merge_states = composed.make_merge_states(_ARRAYS, softmax, partial(torch.einsum, "bhqn,nbhqd->bhqd"))
 _services = SimpleNamespace(prepare=prepare, describe=describe, from_numpy=from_numpy, to_numpy=to_numpy)
-ABSORBED = derived.absorbed(attention, torch.cat, lambda a, b: a @ b.mT, _services)
+ABSORBED = derived.make_absorbed_backend(attention, torch.cat, lambda a, b: a @ b.mT, _services)

@@ -34,7 +34,7 @@ from torch.nn.attention.flex_attention import (
 
 from attncheck.backends import torch_backend
 from attncheck.backends.contract import CallOptions, Stages, Window, takes_only
-from attncheck.backends.derived import compiled, make_gradients, output_alone, with_functions
+from attncheck.backends.derived import compile_backend, make_gradients, output_only, with_functions
 from attncheck.backends.library_arrays import FrameworkArrays
 
 _MAX_COMPILATIONS = 1 << 16
@@ -54,7 +54,7 @@ def describe() -> dict[str, str]:
     return {**torch_backend.describe(), "compiler": "inductor"}
 
 
-def _compiled(function: Callable[..., Stages]) -> Callable[..., Stages]:
+def _compile_operation(function: Callable[..., Stages]) -> Callable[..., Stages]:
     made: Callable[..., Stages] = torch.compile(function, fullgraph=True, dynamic=True)
     return made
 
@@ -65,24 +65,24 @@ def _gradients(forward: Callable[..., Stages]) -> Callable[..., Stages]:
     Autograd differentiates all results of a compiled function, unused ones with a gradient of zero. Through the
     logarithm of an empty row's sum, that is 0 * NaN. So only the output is returned, as in training.
     """
-    return make_gradients(_compiled(output_alone(forward)), torch_backend.gradients)
+    return make_gradients(_compile_operation(output_only(forward)), torch_backend.gradients)
 
 
-def _plain(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def _plain_pattern(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     return torch.softmax(query @ key.transpose(-2, -1) * scale, dim=-1) @ value
 
 
-def _permuted(query: Tensor, stored_key: Tensor, value: Tensor, scale: float) -> Tensor:
+def _permuted_pattern(query: Tensor, stored_key: Tensor, value: Tensor, scale: float) -> Tensor:
     return torch.softmax(query @ stored_key.permute(0, 2, 3, 1) * scale, dim=-1) @ value
 
 
-def _masked(query: Tensor, key: Tensor, value: Tensor, inverse_scale: float, attn_mask: Tensor) -> Tensor:
+def _masked_pattern(query: Tensor, key: Tensor, value: Tensor, inverse_scale: float, attn_mask: Tensor) -> Tensor:
     return torch.softmax(query @ key.transpose(-2, -1) / inverse_scale + attn_mask, dim=-1) @ value
 
 
 # The compiler does not recognise attention if shapes are symbolic.
 _compiled_plain, _compiled_permuted, _compiled_masked = (
-    torch.compile(form, fullgraph=True, dynamic=False) for form in (_plain, _permuted, _masked)
+    torch.compile(form, fullgraph=True, dynamic=False) for form in (_plain_pattern, _permuted_pattern, _masked_pattern)
 )
 
 
@@ -103,19 +103,19 @@ def fused(
     return _compiled_plain(query, key, value, scale)
 
 
-_NOT_ONE_GRAPH = ("packed_attention", "packed_attention_gradients", "paged_attention", "quantized_attention")
-_DIFFERENTIATED = {
+_UNCOMPILED_FUNCTIONS = ("packed_attention", "packed_attention_gradients", "paged_attention", "quantized_attention")
+_COMPILED_GRADIENTS = {
     "attention_gradients": _gradients(torch_backend.attention),
     "gated_attention_gradients": _gradients(torch_backend.gated_attention),
 }
-COMPILED = compiled(
+COMPILED = compile_backend(
     torch_backend,
-    _compiled,
-    *_DIFFERENTIATED,
-    *_NOT_ONE_GRAPH,
+    _compile_operation,
+    *_COMPILED_GRADIENTS,
+    *_UNCOMPILED_FUNCTIONS,
     prepare=prepare,
     describe=describe,
-    **_DIFFERENTIATED,
+    **_COMPILED_GRADIENTS,
 )
 OUTPUT = FrameworkArrays(
     with_functions(torch_backend, {}, prepare=prepare, describe=describe, gradients=torch_backend.gradients)
@@ -123,7 +123,7 @@ OUTPUT = FrameworkArrays(
 """The arrays of ``fused``."""
 
 
-_LEAST_WIDTH_ON_A_GPU = 16
+_MIN_WIDTH_ON_GPU = 16
 """The least width of queries, keys and values; the kernel of torch/_inductor/kernel/flex raises for less."""
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -150,15 +150,15 @@ class Flex:
         """Attend in one call; every rule that forbids keys is a mask_mod."""
         offsets, (key, value, past) = options.query_offsets, options.with_past(key, value, torch.cat)
         scores = (*query.shape[:-1], key.size(-2))
-        mods = [] if options.mask is None else [_given(options.mask.expand(scores))]
+        mods = [] if options.mask is None else [_explicit_mask_mod(options.mask.expand(scores))]
         if options.is_causal:
-            mods.append(_causal if offsets is None else _sliding((None, 0), offsets))
+            mods.append(_causal_mask_mod if offsets is None else _window_mask_mod((None, 0), offsets))
         if options.window is not None:
             behind_past = torch.full((query.size(0),), past, device=query.device) if offsets is None else offsets
-            mods.append(_sliding(options.window, behind_past))
+            mods.append(_window_mask_mod(options.window, behind_past))
         if options.key_lengths is not None:
-            mods.append(_padded(options.key_lengths))
-        score_mod = _score_mod(options.softcap, None if options.bias is None else options.bias.expand(scores))
+            mods.append(_length_mask_mod(options.key_lengths))
+        score_mod = _make_score_mod(options.softcap, None if options.bias is None else options.bias.expand(scores))
         return self._attend(query, key, value, mods, score_mod=score_mod, scale=options.scale)
 
     @takes_only("is_causal", "scale", "softcap", "window")
@@ -172,20 +172,20 @@ class Flex:
         options: CallOptions,
     ) -> Stages:
         """Attend in one call, in which a mask_mod separates documents."""
-        documents = (_document_of(cu_seqlens_q), _document_of(cu_seqlens_k))
+        documents = (_document_ids(cu_seqlens_q), _document_ids(cu_seqlens_k))
         offsets = cu_seqlens_k[1:] - cu_seqlens_q[1:]  # from a query's index to the index of the key at its position
-        mods = [_same_document(*documents)]
+        mods = [_same_document_mask_mod(*documents)]
         if options.is_causal:
-            mods.append(_sliding_in_document((None, 0), documents[0], offsets))
+            mods.append(_window_in_document_mask_mod((None, 0), documents[0], offsets))
         if options.window is not None:
-            mods.append(_sliding_in_document(options.window, documents[0], offsets))
-        score_mod = _score_mod(options.softcap, None)
+            mods.append(_window_in_document_mask_mod(options.window, documents[0], offsets))
+        score_mod = _make_score_mod(options.softcap, None)
         return self._attend(query, key, value, mods, score_mod=score_mod, scale=options.scale)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mods: list[MaskMod], **options: Any) -> Stages:
-        if self is FLEX_COMPILED and query.is_cuda and min(query.size(-1), value.size(-1)) < _LEAST_WIDTH_ON_A_GPU:
+        if self is FLEX_COMPILED and query.is_cuda and min(query.size(-1), value.size(-1)) < _MIN_WIDTH_ON_GPU:
             raise NotImplementedError(
-                f"compiled for a GPU, flex_attention takes widths of {_LEAST_WIDTH_ON_A_GPU} and more"
+                f"compiled for a GPU, flex_attention takes widths of {_MIN_WIDTH_ON_GPU} and more"
             )
         block_mask: BlockMask | None = None
         if mods:
@@ -199,24 +199,24 @@ class Flex:
         return {"log_sum_exp": also.lse, "output": output}
 
 
-def _causal(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+def _causal_mask_mod(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return query >= key
 
 
-def _given(mask: Tensor) -> MaskMod:
+def _explicit_mask_mod(mask: Tensor) -> MaskMod:
     return lambda batch, head, query, key: mask[batch, head, query, key]
 
 
-def _sliding(window: Window, offsets: Tensor) -> MaskMod:
+def _window_mask_mod(window: Window, offsets: Tensor) -> MaskMod:
     """Return the mask_mod of a window around ``offsets`` (B,) + the query's index."""
-    return _between(window, lambda batch, query: query + offsets[batch])
+    return _make_window_mask_mod(window, lambda batch, query: query + offsets[batch])
 
 
-def _sliding_in_document(window: Window, documents: Tensor, offsets: Tensor) -> MaskMod:
-    return _between(window, lambda _, query: query + offsets[documents[query]])
+def _window_in_document_mask_mod(window: Window, documents: Tensor, offsets: Tensor) -> MaskMod:
+    return _make_window_mask_mod(window, lambda _, query: query + offsets[documents[query]])
 
 
-def _between(window: Window, position_of: Callable[[Tensor, Tensor], Tensor]) -> MaskMod:
+def _make_window_mask_mod(window: Window, position_of: Callable[[Tensor, Tensor], Tensor]) -> MaskMod:
     left, right = window
 
     def sliding(batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -231,21 +231,21 @@ def _between(window: Window, position_of: Callable[[Tensor, Tensor], Tensor]) ->
     return sliding
 
 
-def _padded(key_lengths: Tensor) -> MaskMod:
+def _length_mask_mod(key_lengths: Tensor) -> MaskMod:
     return lambda batch, _head, _query, key: key < key_lengths[batch]
 
 
-def _same_document(queries: Tensor, keys: Tensor) -> MaskMod:
+def _same_document_mask_mod(queries: Tensor, keys: Tensor) -> MaskMod:
     return lambda _batch, _head, query, key: queries[query] == keys[key]
 
 
-def _document_of(cu_seqlens: Tensor) -> Tensor:
+def _document_ids(cu_seqlens: Tensor) -> Tensor:
     """Return the sequence number of each position."""
     sequences = torch.arange(len(cu_seqlens) - 1, device=cu_seqlens.device)
     return torch.repeat_interleave(sequences, cu_seqlens.diff())
 
 
-def _score_mod(softcap: float | None, bias: Tensor | None) -> ScoreMod | None:
+def _make_score_mod(softcap: float | None, bias: Tensor | None) -> ScoreMod | None:
     if softcap is None and bias is None:
         return None
 

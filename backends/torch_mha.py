@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from attncheck.backends import torch_backend
-from attncheck.backends.composed import seen
+from attncheck.backends.composed import causal_and_window_conditions
 from attncheck.backends.contract import CallOptions, Stages, takes_only
 
 
 @dataclass(frozen=True)
-class MultiHead:
+class MultiheadModule:
     """The module, with weights or on the fast path where that is said. Shapes and meanings: ``contract.py``."""
 
     need_weights: bool = False
@@ -52,10 +52,10 @@ class MultiHead:
         """Project, attend in every head, merge the heads and project once more, in one call."""
         weights = {"query": query_weight, "key": key_weight, "value": value_weight, "output": output_weight}
         biases = {"query": query_bias, "key": key_bias, "value": value_bias, "output": output_bias}
-        layer = _layer(heads, _whole(weights), biases)
+        layer = _build_module(heads, _module_weights(weights), biases)
         if self.fast:
-            key = value = _self_attention(layer, query, key, value, options.bias)
-        masks = _masks((query.size(0), heads, query.size(1), key.size(1)), options)
+            key = value = _shared_self_attention_input(layer, query, key, value, options.bias)
+        masks = _mask_arguments((query.size(0), heads, query.size(1), key.size(1)), options)
         with torch.no_grad():
             output, attention_weights = layer(
                 query, key, value, need_weights=self.need_weights, average_attn_weights=False, **masks
@@ -63,7 +63,7 @@ class MultiHead:
         return {"weights": attention_weights, "output": output} if self.need_weights else {"output": output}
 
 
-def _whole(weights: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+def _module_weights(weights: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     """Return the weights if the module can hold them: it has one width, E, except for keys and values."""
     whole = {name: weight for name, weight in weights.items() if weight is not None}
     if "output" not in whole:
@@ -74,7 +74,9 @@ def _whole(weights: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     return whole
 
 
-def _layer(heads: int, weights: Mapping[str, Tensor], biases: Mapping[str, Tensor | None]) -> nn.MultiheadAttention:
+def _build_module(
+    heads: int, weights: Mapping[str, Tensor], biases: Mapping[str, Tensor | None]
+) -> nn.MultiheadAttention:
     """Build the module and load the projections, which it stores as (out, in), with all biases or none."""
     width, key_width, value_width = (weights[name].size(0) for name in ("query", "key", "value"))
     has_bias = any(bias is not None for bias in biases.values())
@@ -94,7 +96,7 @@ def _layer(heads: int, weights: Mapping[str, Tensor], biases: Mapping[str, Tenso
     return layer.eval()
 
 
-def _self_attention(
+def _shared_self_attention_input(
     layer: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None
 ) -> Tensor:
     """Return the one tensor that is query, key and value; without it, the module silently leaves the fast path.
@@ -112,14 +114,17 @@ def _self_attention(
     return query
 
 
-def _masks(scores: tuple[int, int, int, int], options: CallOptions) -> dict[str, Tensor | bool | None]:
+def _mask_arguments(scores: tuple[int, int, int, int], options: CallOptions) -> dict[str, Tensor | bool | None]:
     """Return attn_mask, key_padding_mask and the hint is_causal.
 
     The masks are boolean, and True drops a key; with a bias, both are added to the scores.
     """
     mask, bias, is_causal, window = options.mask, options.bias, options.is_causal, options.window
     queries, keys = (torch.arange(length) for length in scores[-2:])
-    rules = [*([] if mask is None else [mask]), *seen(keys - queries[:, None], is_causal, window)]
+    rules = [
+        *([] if mask is None else [mask]),
+        *causal_and_window_conditions(keys - queries[:, None], is_causal, window),
+    ]
     attn_mask = ~reduce(and_, rules) if rules else None
     lengths = options.key_lengths
     padding = None if lengths is None else torch.arange(scores[-1]) >= lengths.unsqueeze(-1)
@@ -134,6 +139,6 @@ def _masks(scores: tuple[int, int, int, int], options: CallOptions) -> dict[str,
     return {"attn_mask": attn_mask, "key_padding_mask": padding, "is_causal": only_causal}
 
 
-WITHOUT_WEIGHTS = MultiHead()
-WITH_WEIGHTS = MultiHead(need_weights=True)
-FAST = MultiHead(fast=True)
+WITHOUT_WEIGHTS = MultiheadModule()
+WITH_WEIGHTS = MultiheadModule(need_weights=True)
+FAST = MultiheadModule(fast=True)

@@ -34,7 +34,7 @@ _ZERO_ROWS_OF_FLEX = {
 }
 
 
-def _sdpa(name: str, function: str, kernel: str) -> Library:
+def _sdpa_mode(name: str, function: str, kernel: str) -> Library:
     # The backward pass adds up in float32 and stores the weights' gradient in 16 bits.
     return Library(
         name,
@@ -70,13 +70,13 @@ TORCH_MODES: tuple[Mode, ...] = (
         own_process=True,
         standard_only=True,
     ),
-    _sdpa("sdpa", "picked", "the kernel that torch picks"),
+    _sdpa_mode("sdpa", "picked", "the kernel that torch picks"),
     replace(
-        _sdpa("sdpa_math", "math", "its math kernel, which keeps float32 between 16-bit ends"),
+        _sdpa_mode("sdpa_math", "math", "its math kernel, which keeps float32 between 16-bit ends"),
         classes=FUSED,
         holds_scores=True,
     ),
-    _sdpa("sdpa_flash", "flash", "its flash kernel, which refuses what it cannot compute"),
+    _sdpa_mode("sdpa_flash", "flash", "its flash kernel, which refuses what it cannot compute"),
     Mode(
         "causal_upper_left",
         "attncheck.backends.torch_sdpa:UPPER_LEFT",
@@ -143,7 +143,7 @@ TORCH_MODES: tuple[Mode, ...] = (
 )
 
 
-def _on_cuda() -> tuple[Mode, ...]:
+def _make_cuda_modes() -> tuple[Mode, ...]:
     eager = Mode(EAGER_MODE, "attncheck.backends.torch_backend", "modular code, one operation after the other")
     as_they_are = {"compile", "compile_output", "sdpa", "sdpa_math", "causal_upper_left", "causal_lower_right"}
     as_they_are |= {"flex", "flex_compile", "absorbed"}
@@ -155,7 +155,7 @@ def _on_cuda() -> tuple[Mode, ...]:
         ),
         *(
             replace(
-                _sdpa(f"sdpa_{function}@cuda", function, f"{kernel}, which refuses what it cannot compute"),
+                _sdpa_mode(f"sdpa_{function}@cuda", function, f"{kernel}, which refuses what it cannot compute"),
                 classes={**of_float32, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
                 device="cuda",
             )
@@ -168,4 +168,4 @@ def _on_cuda() -> tuple[Mode, ...]:
     )
 
 
-TORCH_DEVICE_MODES = _on_cuda()
+TORCH_DEVICE_MODES = _make_cuda_modes()

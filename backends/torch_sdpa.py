@@ -31,7 +31,7 @@ from attncheck.backends.derived import with_gradients
 from attncheck.backends.library_arrays import FrameworkArrays, KerasArrays
 from attncheck.backends.torch_backend import sequences_of
 
-_REFUSALS = {
+_REFUSAL_MESSAGES = {
     "attn_mask should not be set when is_causal": (
         "the math kernel of scaled_dot_product_attention takes attn_mask or is_causal, not both"
     ),
@@ -43,7 +43,7 @@ _REFUSALS = {
 """What the error says that a kernel answers with, and what the kernel does not do."""
 
 
-def _restricted_to(kernel: SDPBackend | None) -> Callable[..., Tensor]:
+def _restrict_to_kernel(kernel: SDPBackend | None) -> Callable[..., Tensor]:
     """Return the function, restricted to one kernel where one is named."""
 
     def scaled_dot_product_attention(
@@ -63,7 +63,7 @@ def _restricted_to(kernel: SDPBackend | None) -> Callable[..., Tensor]:
                     query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
                 )
         except RuntimeError as error:
-            for message, reason in _REFUSALS.items():
+            for message, reason in _REFUSAL_MESSAGES.items():
                 if message in str(error):
                     raise NotImplementedError(reason) from error
             raise
@@ -71,9 +71,9 @@ def _restricted_to(kernel: SDPBackend | None) -> Callable[..., Tensor]:
     return scaled_dot_product_attention
 
 
-picked = _restricted_to(None)
+attention_with_chosen_kernel = _restrict_to_kernel(None)
 flash, efficient, cudnn, math = map(
-    _restricted_to,
+    _restrict_to_kernel,
     (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH),
 )
 LIBRARY = FrameworkArrays(torch_backend)
@@ -81,11 +81,11 @@ KERAS = KerasArrays(LIBRARY, "torch")
 """What libraries that compute with torch are called on."""
 
 
-_UP_TO_ITSELF: Window = (None, 0)
+_CAUSAL_WINDOW: Window = (None, 0)
 """The window of a query that attends to all keys up to its own position: causality, counted behind a past."""
 
 
-def _attend_by(query: Tensor, key: Tensor, value: Tensor, causal: CausalBias, scale: float | None) -> Tensor:
+def _attend_with_bias(query: Tensor, key: Tensor, value: Tensor, causal: CausalBias, scale: float | None) -> Tensor:
     grouped = query.size(1) != key.size(1)
     output: Tensor = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=causal, scale=scale, enable_gqa=grouped
@@ -93,36 +93,36 @@ def _attend_by(query: Tensor, key: Tensor, value: Tensor, causal: CausalBias, sc
     return output
 
 
-def _attend_from_the_end(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+def _attend_lower_right(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
     with warnings.catch_warnings():
         # More queries than keys give NaN, it says; queries without a key get zeros since pytorch/pytorch#133882.
         warnings.filterwarnings("ignore", message="Lower right causal bias will produce NaNs")
         causal = causal_lower_right(query.size(2), key.size(2))
-    return _attend_by(query, key, value, causal, scale)
+    return _attend_with_bias(query, key, value, causal, scale)
 
 
-def _upper_left(
+def _upper_left_attention(
     query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool = False, scale: float | None = None
 ) -> Stages:
     """Attend with query i to keys up to i."""
     if not is_causal:
         raise NotImplementedError("causal_upper_left is causal")
-    return {"output": _attend_by(query, key, value, causal_upper_left(query.size(2), key.size(2)), scale)}
+    return {"output": _attend_with_bias(query, key, value, causal_upper_left(query.size(2), key.size(2)), scale)}
 
 
 @takes_only("is_causal", "scale", "window", "past_key", "past_value")
-def _lower_right(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
+def _lower_right_attention(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
     """Attend with the last query at the last key: as many queries as keys, or a past before them."""
     is_causal, window = options.is_causal, options.window
-    if not (is_causal and window is None) and (is_causal or window != _UP_TO_ITSELF):
+    if not (is_causal and window is None) and (is_causal or window != _CAUSAL_WINDOW):
         raise NotImplementedError("causal_lower_right is causal, and has no other window")
     if query.size(2) != key.size(2):
         raise NotImplementedError("causal_lower_right aligns the last query with the last key")
     key, value, _ = options.with_past(key, value, torch.cat)
-    return {"output": _attend_from_the_end(query, key, value, options.scale)}
+    return {"output": _attend_lower_right(query, key, value, options.scale)}
 
 
-def _lower_right_packed(
+def _lower_right_packed_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -137,14 +137,16 @@ def _lower_right_packed(
     if not is_causal:
         raise NotImplementedError("causal_lower_right is causal")
     parts = sequences_of(query, key, value, (cu_seqlens_q, cu_seqlens_k), key_lengths)
-    return {"output": torch.cat([_attend_from_the_end(*sequence, scale) for sequence in parts], dim=2)}
+    return {"output": torch.cat([_attend_lower_right(*sequence, scale) for sequence in parts], dim=2)}
 
 
-UPPER_LEFT = with_gradients(torch_backend, attention=_upper_left)
-LOWER_RIGHT = with_gradients(torch_backend, attention=_lower_right, packed_attention=_lower_right_packed)
+UPPER_LEFT = with_gradients(torch_backend, attention=_upper_left_attention)
+LOWER_RIGHT = with_gradients(
+    torch_backend, attention=_lower_right_attention, packed_attention=_lower_right_packed_attention
+)
 
 
-def _nested(
+def _nested_packed_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -156,15 +158,19 @@ def _nested(
     """Attend within every sequence, in one call."""
     if query.size(1) != key.size(1):
         raise NotImplementedError("nested tensors need as many key and value heads as query heads on a CPU")
-    queries, keys, values = _nest(query, cu_seqlens_q), _nest(key, cu_seqlens_k), _nest(value, cu_seqlens_k)
+    queries, keys, values = (
+        _to_nested_tensor(query, cu_seqlens_q),
+        _to_nested_tensor(key, cu_seqlens_k),
+        _to_nested_tensor(value, cu_seqlens_k),
+    )
     output = functional.scaled_dot_product_attention(queries, keys, values, scale=scale)
     return {"output": output.transpose(1, 2).values().transpose(0, 1).unsqueeze(0)}
 
 
-def _nest(packed: Tensor, cu_seqlens: Tensor) -> Any:
+def _to_nested_tensor(packed: Tensor, cu_seqlens: Tensor) -> Any:
     """Return (1, H, L, D) as a nested tensor (S, H, length, D)."""
     values = packed.squeeze(0).transpose(0, 1).contiguous()  # (L, H, D)
     return torch.nested.nested_tensor_from_jagged(values, cu_seqlens.long()).transpose(1, 2)
 
 
-NESTED = with_gradients(torch_backend, packed_attention=_nested)
+NESTED = with_gradients(torch_backend, packed_attention=_nested_packed_attention)

@@ -38,8 +38,8 @@ from attncheck.backends import torch_backend
 from attncheck.backends.contract import CallOptions, Stages, Window, takes_only
 from attncheck.backends.derived import with_gradients
 
-_LAYERS = {"sliding": "sliding_attention", "chunked": "chunked_attention"}
-_LONGEST = 64  # keys of a mask in which chunks are looked for
+_LAYER_TYPES = {"sliding": "sliding_attention", "chunked": "chunked_attention"}
+_MAX_PATTERN_SIZE = 64  # keys of a mask in which chunks are looked for
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class MaskPattern:
         """Return whether a model that has this mask is a decoder."""
         return self.name in ("causal", "sliding", "chunked")
 
-    def config(self, implementation: str) -> Any:
+    def make_config(self, implementation: str) -> Any:
         """Return the attributes of a model's config that masks and caches read."""
         config = PreTrainedConfig(
             num_hidden_layers=1,
-            layer_types=[_LAYERS.get(self.name, "full_attention")],
+            layer_types=[_LAYER_TYPES.get(self.name, "full_attention")],
             sliding_window=self.size if "sliding" in self.name else None,
             attention_chunk_size=self.size if self.name == "chunked" else None,
             is_causal=self.is_causal,
@@ -72,7 +72,7 @@ class MaskPattern:
 BIDIRECTIONAL = MaskPattern("bidirectional")
 
 
-def pattern_of(is_causal: bool, window: Window | None) -> MaskPattern:
+def pattern_of_window(is_causal: bool, window: Window | None) -> MaskPattern:
     """Return the mask of causality and a window. Raises ``NotImplementedError`` for windows that transformers lacks."""
     left, right = window or (None, None)
     if is_causal:
@@ -86,30 +86,30 @@ def pattern_of(is_causal: bool, window: Window | None) -> MaskPattern:
     raise NotImplementedError("windows of transformers are causal, or reach as far before as after")
 
 
-def pattern_in(mask: Tensor, past: int) -> MaskPattern | None:
+def pattern_of_mask(mask: Tensor, past: int) -> MaskPattern | None:
     """Return the mask of transformers that equals a boolean mask (B, H, Lq, T); None if none does."""
     if mask.size(1) != 1 or mask.size(2) + past != mask.size(3) or not mask.numel():
         return None
     positions = torch.arange(past, mask.size(3), device=mask.device).unsqueeze(-1)
     keys = torch.arange(mask.size(3), device=mask.device)
-    for pattern, allowed in _candidates(mask, positions, keys):
+    for pattern, allowed in _candidate_patterns(mask, positions, keys):
         if bool((mask == allowed).all()):
             return pattern
-    return _with_blocks(mask, keys) if past == 0 else None
+    return _find_block_pattern(mask, keys) if past == 0 else None
 
 
-def _candidates(mask: Tensor, positions: Tensor, keys: Tensor) -> Iterator[tuple[MaskPattern, Tensor]]:
+def _candidate_patterns(mask: Tensor, positions: Tensor, keys: Tensor) -> Iterator[tuple[MaskPattern, Tensor]]:
     causal = keys <= positions
     yield MaskPattern("causal"), causal
     # The first query of a chunk attends only to its own key, as with a window of 1, which no model has.
-    for size in range(2, min(len(keys), _LONGEST)):
+    for size in range(2, min(len(keys), _MAX_PATTERN_SIZE)):
         yield MaskPattern("chunked", size), causal & (keys // size == positions // size)
     size = int(mask[0, 0, -1].sum())
     if size:
         yield MaskPattern("sliding", size), causal & (keys > positions - size)
 
 
-def _with_blocks(mask: Tensor, keys: Tensor) -> MaskPattern | None:
+def _find_block_pattern(mask: Tensor, keys: Tensor) -> MaskPattern | None:
     """Return causality with blocks of tokens that attend in both directions, such as those of an image."""
     blocks = torch.full((mask.size(0), len(keys)), -1, device=mask.device)
     for entry, rows in enumerate(mask[:, 0]):
@@ -145,18 +145,18 @@ class Layer:
 
     def make_mask(self) -> Any:
         """Make the mask, then append key and value to the cache, in the order of models."""
-        config = self.pattern.config(self.implementation)
+        config = self.pattern.make_config(self.implementation)
         if self.past is not None:
             if self.query.size(2) != self.key.size(2):
                 raise NotImplementedError("a cache is given one new key for each query, and masks count on it")
             self.cache = DynamicCache(config=config)
             self.cache.update(*self.past, 0)
-        mask = self._mask(config)
+        mask = self._make_layer_mask(config)
         if self.cache is not None:
             self.key, self.value = self.cache.update(self.key, self.value, 0)
         return mask
 
-    def _mask(self, config: Any) -> Any:
+    def _make_layer_mask(self, config: Any) -> Any:
         batch, _, queries, _ = self.query.shape
         embeds = self.query.new_empty((batch, queries, 1))
         words: dict[str, Any] = {"past_key_values": self.cache}
@@ -221,11 +221,11 @@ class Interface:
         """Make the mask, and attend in one call."""
         mask, bias, past_key, past_value = options.mask, options.bias, options.past_key, options.past_value
         past = 0 if past_key is None else past_key.size(2)
-        pattern = pattern_of(options.is_causal, options.window)
+        pattern = pattern_of_window(options.is_causal, options.window)
         shape = (query.size(0), query.size(1), query.size(2), past + key.size(2))
         if mask is not None:
             mask = mask.expand(shape[0], mask.size(1), *shape[2:])
-            if pattern == BIDIRECTIONAL and (recognised := pattern_in(mask, past)) is not None:
+            if pattern == BIDIRECTIONAL and (recognised := pattern_of_mask(mask, past)) is not None:
                 pattern, mask = recognised, None
         layer = Layer(pattern, self.implementation, query, key, value)
         if past_key is not None and past_value is not None:
@@ -236,10 +236,10 @@ class Interface:
             layer.user_mask = mask
         layer_mask = layer.make_mask()
         if mask is not None and mask.size(1) != 1:
-            layer_mask = self._with_head_masks(mask, layer_mask, query.dtype)
+            layer_mask = self._combine_masks(mask, layer_mask, query.dtype)
         if bias is not None:
             bias = bias.expand(shape)[..., shape[3] - layer.key.size(2) :]
-        return self._attend(layer, layer_mask, shape[3], replace(options, bias=bias))
+        return self._attend_in_layer(layer, layer_mask, shape[3], replace(options, bias=bias))
 
     @takes_only("sinks", "is_causal", "scale", "softcap", "window")
     def packed_attention(
@@ -254,32 +254,32 @@ class Interface:
         """Attend in one call; position_ids, which restart in each sequence, separate the sequences."""
         if not torch.equal(cu_seqlens_q, cu_seqlens_k):
             raise NotImplementedError("position_ids are those of queries and keys alike")
-        pattern = pattern_of(options.is_causal, options.window)
+        pattern = pattern_of_window(options.is_causal, options.window)
         if not pattern.is_causal:
             raise NotImplementedError("create_bidirectional_mask takes position_ids and does not read them")
         layer = Layer(pattern, self.implementation, query, key, value)
         lengths = cu_seqlens_q.diff()
         starts = torch.repeat_interleave(cu_seqlens_q[:-1], lengths)
         layer.position_ids = (torch.arange(query.size(2), device=query.device) - starts).unsqueeze(0)
-        return self._attend(layer, layer.make_mask(), key.size(2), options)
+        return self._attend_in_layer(layer, layer.make_mask(), key.size(2), options)
 
-    def _attend(self, layer: Layer, mask: Any, keys: int, options: CallOptions) -> Stages:
+    def _attend_in_layer(self, layer: Layer, mask: Any, keys: int, options: CallOptions) -> Stages:
         query, sinks, scale = layer.query, options.sinks, options.scale
         module = _Module(query, layer.key, layer.pattern.is_causal, sinks)
         words = {"softcap": options.softcap, "s_aux": sinks, "position_bias": options.bias}
         asked = {name: value for name, value in words.items() if value is not None}
         scaling = query.size(-1) ** -0.5 if scale is None else scale
-        call = self._function(query, layer.key, frozenset(asked))
+        call = self._attention_function(query, layer.key, frozenset(asked))
         output, weights = call(module, query, layer.key, layer.value, mask, scaling=scaling, dropout=0.0, **asked)
         stages = {"output": output.transpose(1, 2)}
         # A cache of a window forgets keys, and these have no column.
         has_weights = self.implementation == "eager" and weights.size(-1) == keys
         return {"weights": weights, **stages} if has_weights else stages
 
-    def _function(self, query: Tensor, key: Tensor, asked: frozenset[str]) -> Callable[..., Any]:
+    def _attention_function(self, query: Tensor, key: Tensor, asked: frozenset[str]) -> Callable[..., Any]:
         """Return the function that a model with these options calls."""
         if self.implementation != "eager":
-            self._refuse(asked)
+            self._require_supported(asked)
             interface: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[self.implementation]
             return interface
         if len(asked) > 1:
@@ -290,13 +290,13 @@ class Interface:
         function: Callable[..., Any] = next((functions[name] for name in asked), llama_eager)
         return function
 
-    def _refuse(self, asked: frozenset[str]) -> None:
+    def _require_supported(self, asked: frozenset[str]) -> None:
         if "s_aux" in asked:
             raise NotImplementedError("sdpa takes s_aux and ignores it, and flex_attention refuses it on a CPU")
         if "softcap" in asked and self.implementation == "sdpa":
             raise NotImplementedError("sdpa attention does not support softcap")
 
-    def _with_head_masks(self, mask: Tensor, layer_mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def _combine_masks(self, mask: Tensor, layer_mask: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Return a mask with different heads, combined with the layer's mask, in the function's form."""
         if self.implementation == "flex_attention":
             raise NotImplementedError("flex_attention reads the mask of the first head alone")
@@ -306,12 +306,12 @@ class Interface:
         return torch.where(mask, allowed, torch.finfo(dtype).min)
 
 
-def _differentiable(implementation: str) -> SimpleNamespace:
+def _make_differentiable(implementation: str) -> SimpleNamespace:
     """Return an implementation that has a backward pass on a CPU, with gradients by autograd."""
     interface = Interface(implementation)
     return with_gradients(interface, attention=interface.attention, packed_attention=interface.packed_attention)
 
 
-EAGER = _differentiable("eager")
-SDPA = _differentiable("sdpa")
+EAGER = _make_differentiable("eager")
+SDPA = _make_differentiable("sdpa")
 FLEX = Interface("flex_attention")

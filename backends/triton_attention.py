@@ -22,7 +22,7 @@ __all__ = ["attention", "describe", "from_numpy", "prepare", "to_numpy"]
 
 _QUERIES, _KEYS, _LEAST_WIDTH = 32, 32, 16
 """Rows of a block, and what a product of blocks has at least on every axis."""
-_MOST_WIDTH_ON_A_GPU = 256
+_MAX_WIDTH_ON_GPU = 256
 """An H100 has 227 KiB of shared memory for a block; a width of 512 takes 258 KiB in 16 bits."""
 
 
@@ -32,7 +32,7 @@ def describe() -> dict[str, str]:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _kernel(  # type: ignore[no-untyped-def] # Triton's compiler gives every parameter its type
+def _attention_kernel(  # type: ignore[no-untyped-def] # Triton's compiler gives every parameter its type
     query, key, value, mask, bias, key_lengths, output, log_sum_exp,
     query_batch, query_head, query_row, query_column,
     key_batch, key_head, key_row, key_column,
@@ -113,8 +113,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -
     key_lengths, (key, value, _) = options.key_lengths, options.with_past(key, value, torch.cat)
     batch, heads, queries, width = query.shape
     keys, value_width = key.size(2), value.size(3)
-    if query.is_cuda and max(width, value_width) > _MOST_WIDTH_ON_A_GPU:
-        raise NotImplementedError(f"its blocks fit into a GPU's shared memory up to a width of {_MOST_WIDTH_ON_A_GPU}")
+    if query.is_cuda and max(width, value_width) > _MAX_WIDTH_ON_GPU:
+        raise NotImplementedError(f"its blocks fit into a GPU's shared memory up to a width of {_MAX_WIDTH_ON_GPU}")
     output = query.new_empty((batch, heads, queries, value_width))
     log_sum_exp = query.new_empty((batch, heads, queries), dtype=torch.float32)
     scale = 1 / math.sqrt(width) if options.scale is None else options.scale
@@ -124,7 +124,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -
     blank = query  # stands where nothing is read
     if not output.numel():
         return {"log_sum_exp": log_sum_exp, "output": output}
-    _kernel[(triton.cdiv(queries, _QUERIES), batch * heads)](
+    _attention_kernel[(triton.cdiv(queries, _QUERIES), batch * heads)](
         query, key, value, *(blank if array is None else array for array in (mask, bias, key_lengths)),
         output, log_sum_exp,
         *query.stride(), *key.stride(), *value.stride(),

@@ -594,8 +594,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "cli_exit_code_lost",
         "harness/cli/running.py",
-        "    _finish(request, summary, outlets, as_json=as_json)\n    raise typer.Exit(summary.exit_code)",
-        "    _finish(request, summary, outlets, as_json=as_json)\n    raise typer.Exit(int(not summary.evaluations))",
+        "show(request, summary, outlets, as_json=as_json)\n    raise typer.Exit(summary.exit_code)",
+        "show(request, summary, outlets, as_json=as_json)\n    raise typer.Exit(int(not summary.evaluations))",
         "`attncheck check` exits with 0 whatever it found",
         "harness/test_cli.py",
     ),

@@ -27,12 +27,11 @@ from attncheck.diagnosis.readings import CATALOGUE
 from attncheck.judging.alternatives import Reading
 from attncheck.reading import array_kinds, model
 from attncheck.reading.expected_failures import ExpectedFailureEntry
-from attncheck.reports.frames import COLUMNS, NUMBERS, PAIRS, RESULTS
-from attncheck.reports.frames import PROPERTIES as PROPERTY_COLUMNS
-from attncheck.reports.json_documents import Document, ErrorDocument, Record, Row, fields_of
-from attncheck.reports.survey import document_of, read_findings
+from attncheck.reports.frames import COLUMN_MEANINGS, NUMBER_COLUMNS, PAIR_COLUMNS, PROPERTY_COLUMNS, RESULT_COLUMNS
+from attncheck.reports.json_documents import Document, ErrorDocument, Record, Row, record_fields
+from attncheck.reports.survey import findings_document, read_findings
 from attncheck.results.format import COLUMNS as ROW_COLUMNS
-from attncheck.showing.json_schema import DOCUMENTS, records, summary_of
+from attncheck.showing.json_schema import DOCUMENTS, all_records, docstring_summary
 from attncheck.spec import OPERATIONS, PROPERTIES, SCORE_INPUTS, STAGES, InputSpec
 from attncheck.spec.classes import PARTS, PRESETS
 from attncheck.spec.quantities import QUANTITIES
@@ -74,7 +73,7 @@ def tables() -> Mapping[str, str]:
         **{"json": json_fields(), "documented_conventions": documented_conventions(), "commands": commands()},
         "options_by_command": options_by_command(),
         **{"readings": readings(), "questions": questions(), "signatures": signatures(), "properties": properties()},
-        **{"findings": document_of(read_findings(FINDINGS)).partition("\n\n")[2], "columns": columns()},
+        **{"findings": findings_document(read_findings(FINDINGS)).partition("\n\n")[2], "columns": columns()},
         **{"operations": operations_table(), "inputs": inputs_table(), "axes": axes_table()},
         **{"quantities": quantities_table(), "fields-ExpectedFailureEntry": fields_table(ExpectedFailureEntry)},
         **{f"fields-{owner.__name__}": fields_table(owner) for owner in models_of_cases()},
@@ -100,7 +99,7 @@ def json_fields() -> str:
     kinds: dict[type[Document], list[str]] = {}
     for command, kind in DOCUMENTS.items():
         kinds.setdefault(kind, []).append(command)
-    inside = [each for each in records().values() if not issubclass(each, Document) and each is not Record]
+    inside = [each for each in all_records().values() if not issubclass(each, Document) and each is not Record]
     sections = [_fields_of("Every document", Document)]
     sections += [_fields_of(", ".join(names), kind) for kind, names in kinds.items()]
     sections += [_fields_of("error", ErrorDocument), *(_fields_of(each.__name__, each) for each in inside)]
@@ -108,10 +107,10 @@ def json_fields() -> str:
 
 
 def _fields_of(title: str, kind: type[Record]) -> str:
-    known = fields_of(Document) if kind is not Document and issubclass(kind, Document) else {}
-    own = {name: each[:2] for name, each in fields_of(kind).items() if name not in known}
+    known = record_fields(Document) if kind is not Document and issubclass(kind, Document) else {}
+    own = {name: each[:2] for name, each in record_fields(kind).items() if name not in known}
     rows = ((f"`{name}`", _type_text(of), meaning) for name, (of, meaning) in own.items())
-    return f"### {title}\n\n{summary_of(kind)}\n\n{table(('field', 'type', 'meaning'), *rows)}"
+    return f"### {title}\n\n{docstring_summary(kind)}\n\n{table(('field', 'type', 'meaning'), *rows)}"
 
 
 _TYPES: Mapping[Any, str] = {
@@ -218,12 +217,12 @@ def columns() -> str:
     """Every column of the rows and of the frames."""
     frames = {
         "rows": ROW_COLUMNS,
-        "results": RESULTS,
-        "pairs": PAIRS,
-        "numbers": NUMBERS,
+        "results": RESULT_COLUMNS,
+        "pairs": PAIR_COLUMNS,
+        "numbers": NUMBER_COLUMNS,
         "properties": PROPERTY_COLUMNS,
     }
-    meanings = {**COLUMNS, **{name: column.meaning for name, column in ROW_COLUMNS.items()}}
+    meanings = {**COLUMN_MEANINGS, **{name: column.meaning for name, column in ROW_COLUMNS.items()}}
     having = {name: ", ".join(frame for frame, own in frames.items() if name in own) for name in meanings}
     rows = ((f"`{name}`", having[name], meaning) for name, meaning in meanings.items() if having[name])
     return table(("column", "frames", "meaning"), *rows)

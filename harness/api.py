@@ -31,7 +31,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.selection import Selection, dtype_of, select_one
 from attncheck.reports.merge import merge_runs
 from attncheck.results.format import Row
-from attncheck.results.last_failed import CaseInDtype, only_failed, outcomes_of
+from attncheck.results.last_failed import CaseInDtype, call_outcomes, select_failed
 from attncheck.results.reader import read_runs
 from attncheck.run import Settings, run_cases
 from attncheck.searching.own_calls import question_of_arrays
@@ -106,7 +106,7 @@ class CheckResult:
         known.sort(key=lambda evaluation: simplicity(self.frames.cases[evaluation[0]]))
         explanations = []
         for case, dtype, name in known[:most]:
-            met = failure_among(self._asked(name), (case, dtype), named[name], lambda _: cases)
+            met = failure_among(self._call_outcomes(name), (case, dtype), named[name], lambda _: cases)
             with Engine(self._limits, RunOptions().store) as engine:
                 again = ask_again(engine, named[name], Question(cases[case], dtype), met)
             explanations.append(explanation_text(again, self._selection.tags))
@@ -115,11 +115,11 @@ class CheckResult:
         more = [f"... and {left} more that fail."] if left > 0 else []
         return "\n\n".join([self.headline, *said, *explanations, *more])
 
-    def _asked(self, name: str) -> dict[CaseInDtype, str]:
+    def _call_outcomes(self, name: str) -> dict[CaseInDtype, str]:
         """Return what became of every call, in the plan's order."""
         rows = self.frames.results
         planned = ((case.id, dtype) for case in self._selection.cases for dtype in case.dtypes)
-        return outcomes_of(planned, rows[rows["implementation"].eq(name)].to_dict("records"))
+        return call_outcomes(planned, rows[rows["implementation"].eq(name)].to_dict("records"))
 
 
 @with_keywords(CheckKeywords, name=None, output=None)
@@ -171,22 +171,22 @@ def check(function: Callable[..., Any] | str | os.PathLike[str], **keywords: Unp
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "results" if output is None else Path(output)
         options = read_options({**keywords, "output": place})
-        return _checked(function, name, options, keeps_results=output is not None)
+        return _run_check(function, name, options, keeps_results=output is not None)
 
 
-def _checked(
+def _run_check(
     function: Callable[..., Any] | str | os.PathLike[str], name: str | None, options: RunOptions, *, keeps_results: bool
 ) -> CheckResult:
     limits, store = options.worker_limits, options.store
     check_own_cases(options, store)
-    chosen = _chosen(function, options, name, limits).with_dtypes(options.dtypes)
+    chosen = _select_implementation(function, options, name, limits).with_dtypes(options.dtypes)
     selection = selected(options, store)
     if selection.faults:
         raise CaseError(list(selection.faults))
     only = None
     if options.failed:
         names = [item.name for item in chosen.implementations]
-        narrowed = only_failed(selection.cases, options.dtypes, names, options.output)
+        narrowed = select_failed(selection.cases, options.dtypes, names, options.output)
         if narrowed.cases:
             selection, only = replace(selection, cases=narrowed.cases), narrowed.only
     settings = Settings.of(options, chosen, selection.tags, only, store)
@@ -249,7 +249,7 @@ def ask(
     if case is not None and (options is not None or operation is not None):
         raise UsageError("ask: options and operation belong to inputs; a case has its own")
     limits = limits or Limits()
-    chosen = _chosen(function, FunctionOptions(framework, signature), name, limits)
+    chosen = _select_implementation(function, FunctionOptions(framework, signature), name, limits)
     if chosen.missing:
         raise UsageError(f"{chosen.missing[0]} is not installed")
     with tempfile.TemporaryDirectory() as folder, Engine(limits, RunOptions().store) as engine:
@@ -297,13 +297,13 @@ def measure_conventions(
         UsageError: There is no such implementation, or it declares no such dtype.
     """
     limits = limits or Limits()
-    chosen = _chosen(function, FunctionOptions(framework, signature), name, limits)
+    chosen = _select_implementation(function, FunctionOptions(framework, signature), name, limits)
     if chosen.missing:
         raise UsageError(f"{chosen.missing[0]} is not installed")
     return ask_all(chosen.implementations[0], dtype, limits)
 
 
-def _chosen(
+def _select_implementation(
     function: Callable[..., Any] | str | os.PathLike[str], called: FunctionOptions, name: str | None, limits: Limits
 ) -> ImplementationSelection:
     if isinstance(function, str | os.PathLike):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from attncheck.settings.options import RunOptions
 
 
-NODE = "attncheck"
+COLLECTOR_NAME = "attncheck"
 """The beginning of these tests' ids."""
 
 
@@ -66,25 +66,25 @@ class CaseItem(pytest.Item):
         return self.case.file, self.case.line - 1, self.name
 
 
-def items_of(
+def make_items(
     session: pytest.Session, judges: Sequence[ImplementationJudge], dtypes: Sequence[str], ids: Sequence[str]
 ) -> list[CaseItem]:
     """Return the tests of implementations that ``ids`` name, all where there are none.
 
     Raises ``UsageError`` for an id that names no test.
     """
-    collector = _CaseCollector.from_parent(session, name=NODE, nodeid=NODE)
+    collector = _CaseCollector.from_parent(session, name=COLLECTOR_NAME, nodeid=COLLECTOR_NAME)
     items = []
     for judge in judges:
         for case, dtype in cases_in_dtypes(judge.selection, dtypes):
             name = f"{judge.implementation.name}[{case.id}-{dtype}]"
             # An id that pytest composes itself is, since 9.2, another one than the same text read back.
-            node = {"name": name, "nodeid": f"{NODE}::{name}"}
+            node = {"name": name, "nodeid": f"{COLLECTOR_NAME}::{name}"}
             items.append(CaseItem.from_parent(collector, judge=judge, case=case, dtype=dtype, **node))
-    return _named(items, ids)
+    return _select_by_ids(items, ids)
 
 
-def _named(items: list[CaseItem], ids: Sequence[str]) -> list[CaseItem]:
+def _select_by_ids(items: list[CaseItem], ids: Sequence[str]) -> list[CaseItem]:
     """Return the tests that the ids name, all where there are none; an id without a case names all of its own."""
     named = {wanted: [i for i in items if i.nodeid == wanted or i.nodeid.startswith(f"{wanted}[")] for wanted in ids}
     for wanted in ids:
@@ -115,9 +115,9 @@ def cases_in_dtypes(selection: Selection, dtypes: Sequence[str]) -> Iterator[tup
 
 _TIME_LIMIT = 60.0
 """Seconds that a case may take."""
-_MAX_REPEATED = 5
+_MAX_REPETITIONS = 5
 """Failures of an implementation that are looked at in a fresh process, too: each starts its framework anew."""
-_REPEATED: Counter[str] = Counter()
+_REPETITIONS: Counter[str] = Counter()
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class ImplementationJudge:
     @classmethod
     def of(cls, implementation: Implementation, selection: Selection, store: Store) -> ImplementationJudge:
         """Read what is known of it, once for all tests. Raises ``CaseError`` where a list cannot be used."""
-        _engine(store).expected_failures_of(implementation)
+        _shared_engine(store).expected_failures_of(implementation)
         return cls(implementation, selection, store)
 
     def check(self, case: Case, dtype: str) -> None:
@@ -144,8 +144,8 @@ class ImplementationJudge:
         if not self.implementation.rounding_model(dtype):
             raise NotJudged(f"unsupported: declares no {dtype}", (dtype,))
         question = Question(case, dtype)
-        answer = _engine(self.store).ask(self.implementation, question)
-        before = _remember(self.implementation, question, answer)
+        answer = _shared_engine(self.store).ask(self.implementation, question)
+        before = _record_question(self.implementation, question, answer)
         if answer.is_unsupported:
             raise NotJudged(answer.failure, answer.lacks)
         if answer.judgements and all(item.verdict == "unverified" for item in answer.judgements):
@@ -154,11 +154,11 @@ class ImplementationJudge:
         if failing and all(stage in answer.expected_failures for stage in failing):
             pytest.xfail(next(iter(answer.expected_failures.values())))
         if failing and answer.failure:
-            raise StoppedError(self._story(answer, before), pytrace=False)
+            raise StoppedError(self._failure_text(answer, before), pytrace=False)
         if failing:
-            pytest.fail(self._story(answer, before), pytrace=False)
+            pytest.fail(self._failure_text(answer, before), pytrace=False)
 
-    def _story(self, seen: Answer, before: Sequence[Question]) -> str:
+    def _failure_text(self, seen: Answer, before: Sequence[Question]) -> str:
         """Describe a failure; for the first few, with the earlier calls that it takes."""
         from attncheck.asking.again import ask_again, failure_of_answer
         from attncheck.execution.call import Limits
@@ -167,13 +167,13 @@ class ImplementationJudge:
         from attncheck.showing.explanation import explanation_text
 
         explained, lines = seen, []
-        if before and _REPEATED[self.implementation.name] >= _MAX_REPEATED:
-            rerun = f"the first {_MAX_REPEATED} failures were rerun in a fresh one."
+        if before and _REPETITIONS[self.implementation.name] >= _MAX_REPETITIONS:
+            rerun = f"the first {_MAX_REPETITIONS} failures were rerun in a fresh one."
             lines.append(f"Earlier tests had called the kernel in this process; {rerun}")
         elif before:
-            _REPEATED[self.implementation.name] += 1
+            _REPETITIONS[self.implementation.name] += 1
             met = failure_of_answer(seen, before)
-            again = ask_again(_engine(self.store), self.implementation, seen.question, met)
+            again = ask_again(_shared_engine(self.store), self.implementation, seen.question, met)
             explained = again if again.repeated else explained
         standard = Limits(case_seconds=_TIME_LIMIT)
         words = words_of(self.implementation.name, command_words_by_name([self.implementation], standard, None))
@@ -182,51 +182,53 @@ class ImplementationJudge:
         return "\n".join([explanation_text(explained, self.selection.tags), *lines])
 
 
-def _limits() -> Limits:
+def _unlimited_failures() -> Limits:
     """Every test is tried: when to stop is pytest's to say (``--maxfail``)."""
     from attncheck.execution.call import Limits
 
     return Limits(case_seconds=_TIME_LIMIT, keep_going=True)
 
 
-_ENGINES: list[Engine] = []
+_SHARED_ENGINE: list[Engine] = []
 """The one of a session, once a test has asked something."""
-_ASKED: dict[str, list[Question]] = {}
+_QUESTIONS_ASKED: dict[str, list[Question]] = {}
 """By worker, the questions that it was asked, without their arrays."""
 
 
-def _engine(store: Store) -> Engine:
+def _shared_engine(store: Store) -> Engine:
     """Return the engine of a session, whose workers stay for the tests that follow."""
     from attncheck.asking.engine import Engine
 
-    if not _ENGINES:
-        _ENGINES.append(Engine(_limits(), store))
-    return _ENGINES[0]
+    if not _SHARED_ENGINE:
+        _SHARED_ENGINE.append(Engine(_unlimited_failures(), store))
+    return _SHARED_ENGINE[0]
 
 
-def _remember(implementation: Implementation, question: Question, answer: Answer) -> list[Question]:
+def _record_question(implementation: Implementation, question: Question, answer: Answer) -> list[Question]:
     """Remember a question and return those before it; one that ended the process is the last of its own."""
     from attncheck.asking.question import Question
     from attncheck.execution.workers import process_group_for
     from attncheck.results.last_failed import killed_the_worker
 
     worker = process_group_for(implementation, question.dtype).name
-    before = _ASKED.get(worker, [])
-    _ASKED[worker] = [] if killed_the_worker(answer.failure) else [*before, Question(question.case, question.dtype)]
+    before = _QUESTIONS_ASKED.get(worker, [])
+    _QUESTIONS_ASKED[worker] = (
+        [] if killed_the_worker(answer.failure) else [*before, Question(question.case, question.dtype)]
+    )
     return before
 
 
-_FUNCTIONS: dict[str, list[Target]] = {}
+_FUNCTIONS_BY_NAME: dict[str, list[Target]] = {}
 """By names in reports, the functions that ``conformance`` was called for."""
 
 
-def with_name_of_its_own(implementation: Implementation) -> Implementation:
+def with_unique_name(implementation: Implementation) -> Implementation:
     """Number a function that is called like another one before it: two would share a worker, and be counted as one."""
     from attncheck.execution.implementations import UserImplementation, renamed
 
     if not isinstance(implementation.entry, UserImplementation):
         return implementation
-    target, alike = implementation.entry.target, _FUNCTIONS.setdefault(implementation.name, [])
+    target, alike = implementation.entry.target, _FUNCTIONS_BY_NAME.setdefault(implementation.name, [])
     if target not in alike:
         alike.append(target)
     number = alike.index(target) + 1
@@ -235,18 +237,18 @@ def with_name_of_its_own(implementation: Implementation) -> Implementation:
 
 def close_workers() -> None:
     """End the workers of a session."""
-    for engine in _ENGINES:
+    for engine in _SHARED_ENGINE:
         engine.close()
-    _ENGINES.clear()
-    _ASKED.clear()
-    _FUNCTIONS.clear()
-    _REPEATED.clear()
+    _SHARED_ENGINE.clear()
+    _QUESTIONS_ASKED.clear()
+    _FUNCTIONS_BY_NAME.clear()
+    _REPETITIONS.clear()
 
 
 if not TYPE_CHECKING:
     Failed, Skipped = pytest.fail.Exception, pytest.skip.Exception  # as pytest publishes them
 
-_JUDGED, _STOPPED, _UNVERIFIED, _UNSUPPORTED = _OUTCOMES = ("judged", "stopped", "unverified", "unsupported")
+_JUDGED, _STOPPED, _UNVERIFIED, _UNSUPPORTED = _OUTCOMES_BY_RANK = ("judged", "stopped", "unverified", "unsupported")
 """Outcomes of a case, those first that count before the others: dtypes of a case may differ."""
 
 
@@ -282,7 +284,7 @@ class JudgedSummary:
         case = getattr(item, "case", None) or getattr(getattr(item, "callspec", None), "params", {}).get("case")
         if implementation and case is not None and report.when == "call":
             error = call.excinfo.value if call.excinfo is not None else None
-            report.attncheck = [implementation, case.id, *_outcome(error)]  # type: ignore[attr-defined]
+            report.attncheck = [implementation, case.id, *_test_outcome(error)]  # type: ignore[attr-defined]
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -293,7 +295,7 @@ class JudgedSummary:
         implementation, case, outcome, lacks, message = recorded
         cases = self.results.setdefault(implementation, {})
         known = cases.get(case)
-        if known is None or _rank(outcome, lacks) < _rank(*known[:2]):
+        if known is None or _outcome_rank(outcome, lacks) < _outcome_rank(*known[:2]):
             cases[case] = (outcome, lacks, message)
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
@@ -303,7 +305,7 @@ class JudgedSummary:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail a session that would be green although too little was judged."""
-        if session.exitstatus == pytest.ExitCode.OK and self._short():
+        if session.exitstatus == pytest.ExitCode.OK and self._shortfall_sentences():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -311,37 +313,37 @@ class JudgedSummary:
         if not self.results:
             return
         terminalreporter.section("attncheck")
-        for name, coverage in self._coverage().items():
+        for name, coverage in self._coverage_by_implementation().items():
             terminalreporter.line(f"{name}: {coverage.words}")
-        for line in self._short():
+        for line in self._shortfall_sentences():
             terminalreporter.line(f"too little was judged: {line}", red=True)
 
-    def _short(self) -> list[str]:
-        from attncheck.results.coverage import RequestedRun, shortfalls
+    def _shortfall_sentences(self) -> list[str]:
+        from attncheck.results.coverage import RequestedRun, shortfall_sentences
 
-        by_name = {} if self.deselected else self._coverage()
+        by_name = {} if self.deselected else self._coverage_by_implementation()
         asked = {name: RequestedRun(coverage.asked, (name,), self.minimum) for name, coverage in by_name.items()}
         absent = {name: coverage.lacks.not_offered for name, coverage in by_name.items()}
         return [
             line
             for name, coverage in by_name.items()
-            for line in shortfalls({name: coverage.judged}, asked[name], absent)
+            for line in shortfall_sentences({name: coverage.judged}, asked[name], absent)
         ]
 
-    def _coverage(self) -> dict[str, Coverage]:
-        from attncheck.reports.coverage import Coverage, Lacks
+    def _coverage_by_implementation(self) -> dict[str, Coverage]:
+        from attncheck.reports.coverage import Coverage, UnsupportedReasons
         from attncheck.reports.frames import Column
 
         covered = {}
         for name, cases in self.results.items():
-            count = {outcome: sum(result[0] == outcome for result in cases.values()) for outcome in _OUTCOMES}
-            lacks = Lacks.of([result[1:] for result in cases.values() if result[0] == _UNSUPPORTED])
+            count = {outcome: sum(result[0] == outcome for result in cases.values()) for outcome in _OUTCOMES_BY_RANK}
+            lacks = UnsupportedReasons.of([result[1:] for result in cases.values() if result[0] == _UNSUPPORTED])
             column = Column("", name, "")
             covered[name] = Coverage(column, len(cases), count[_JUDGED], lacks, count[_UNVERIFIED], count[_STOPPED])
         return covered
 
 
-def _outcome(error: BaseException | None) -> tuple[str, str, str]:
+def _test_outcome(error: BaseException | None) -> tuple[str, str, str]:
     """Return what became of a test, what the implementation lacks, and what it said."""
     if isinstance(error, NotJudged):
         message = str(error.msg)
@@ -350,8 +352,8 @@ def _outcome(error: BaseException | None) -> tuple[str, str, str]:
     return (_STOPPED if isinstance(error, StoppedError) else _JUDGED), "", ""
 
 
-def _rank(outcome: str, lacks: str) -> tuple[int, bool]:
+def _outcome_rank(outcome: str, lacks: str) -> tuple[int, bool]:
     """Sort key: what counts first. That a dtype is lacking says least."""
     from attncheck.spec import DTYPES
 
-    return _OUTCOMES.index(outcome), lacks in DTYPES
+    return _OUTCOMES_BY_RANK.index(outcome), lacks in DTYPES

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from attncheck.reading.case import Case
     from attncheck.results.coverage import Minimum
 
-_PASTED = pytest.StashKey[tuple[str, ...]]()
+_TEST_IDS = pytest.StashKey[tuple[str, ...]]()
 """The ids of such tests among the arguments of the command line."""
-_OPTIONS = pytest.StashKey[RunOptions]()
+_RUN_OPTIONS = pytest.StashKey[RunOptions]()
 """The options of attncheck on the command line."""
 
 
@@ -58,31 +58,31 @@ def pytest_configure(config: pytest.Config) -> None:
     Raises ``UsageError`` for such an id without ``--attncheck``.
     """
     config.addinivalue_line("markers", "attncheck(implementation): one case of attncheck on an implementation")
-    pasted = tuple(word for word in config.args if word.startswith(f"{pytest_items.NODE}::"))
-    config.stash[_PASTED] = pasted
+    pasted = tuple(word for word in config.args if word.startswith(f"{pytest_items.COLLECTOR_NAME}::"))
+    config.stash[_TEST_IDS] = pasted
     config.args[:] = [word for word in config.args if word not in pasted]
     if pasted and not config.getoption("--attncheck"):
         raise pytest.UsageError(
             f"{pasted[0]} is a test of --attncheck: give that option too, as in "
             f"pytest --attncheck FILE.py:function {shlex.quote(pasted[0])}"
         )
-    config.stash[_OPTIONS] = _options(config)
-    config.pluginmanager.register(pytest_items.JudgedSummary(_minimum(config)), "attncheck-judged")
+    config.stash[_RUN_OPTIONS] = _read_options(config)
+    config.pluginmanager.register(pytest_items.JudgedSummary(_required_coverage(config)), "attncheck-judged")
 
 
-def _options(config: pytest.Config) -> RunOptions:
+def _read_options(config: pytest.Config) -> RunOptions:
     """Return the options of the command line. Raises ``UsageError`` where one cannot be read."""
     values = {}
     for option in options_of(RunOptions).values():
         if option.flag.pytest:
             name = f"--attncheck-{option.word}"
-            with _without_traceback():
+            with _errors_in_one_line():
                 values[option.name] = option.read(config.getoption(name) or None, name)
     return RunOptions(**values)
 
 
 @contextmanager
-def _without_traceback() -> Iterator[None]:
+def _errors_in_one_line() -> Iterator[None]:
     """Make what is wrong with options, cases or an implementation one line of pytest's."""
     try:
         yield
@@ -90,15 +90,15 @@ def _without_traceback() -> Iterator[None]:
         raise pytest.UsageError(f"attncheck: {error}") from None
 
 
-def _minimum(config: pytest.Config) -> Minimum | None:
+def _required_coverage(config: pytest.Config) -> Minimum | None:
     """Return how much has to be judged: the option, or what the project says where nothing is picked."""
-    options = config.stash[_OPTIONS]
-    picked = any(options.picked.values()) or bool(config.stash[_PASTED])
+    options = config.stash[_RUN_OPTIONS]
+    picked = any(options.picked.values()) or bool(config.stash[_TEST_IDS])
     if options.min_judged is None and (picked or not config.getoption("--attncheck")):
         return None
     from attncheck.settings.config import minimum_of
 
-    with _without_traceback():
+    with _errors_in_one_line():
         return minimum_of(options, complete=not picked)
 
 
@@ -107,11 +107,13 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     targets: list[str] = config.getoption("--attncheck")
     if not targets or config.option.collectonly is None:
         return
-    ids, options = config.stash[_PASTED], config.stash[_OPTIONS]
-    items += pytest_items.items_of(session, _judges(options, targets, ids), options.dtypes, ids)
+    ids, options = config.stash[_TEST_IDS], config.stash[_RUN_OPTIONS]
+    items += pytest_items.make_items(session, _make_judges(options, targets, ids), options.dtypes, ids)
 
 
-def _judges(options: RunOptions, targets: Sequence[str], ids: Sequence[str]) -> list[pytest_items.ImplementationJudge]:
+def _make_judges(
+    options: RunOptions, targets: Sequence[str], ids: Sequence[str]
+) -> list[pytest_items.ImplementationJudge]:
     """Return the implementations of the options, and their cases: with the tiles of those that ``ids`` name.
 
     Raises ``UsageError`` where an implementation or a case cannot be used.
@@ -119,7 +121,7 @@ def _judges(options: RunOptions, targets: Sequence[str], ids: Sequence[str]) -> 
     from attncheck.execution.implementation_selection import select_implementations
     from attncheck.reading.selection import tiles_in_names
 
-    with _without_traceback():
+    with _errors_in_one_line():
         selection = pytest_items.select_cases(replace(options, tiles=options.tiles + tiles_in_names(ids)))
         chosen = select_implementations(None, targets, **options.called)
         judges = [
@@ -164,7 +166,7 @@ def conformance(function: Callable[..., Any] | str, **keywords: Unpack[Conforman
             (implementation,) = select_implementations(None, [function], **options.called).implementations
         else:
             implementation = select_callable(function, **options.called)
-        implementation = pytest_items.with_name_of_its_own(implementation)
+        implementation = pytest_items.with_unique_name(implementation)
         judge = pytest_items.ImplementationJudge.of(implementation, selection, options.store)
     except AttncheckError as error:
         # Told without a traceback, once for the file that calls this.

@@ -1,4 +1,31 @@
-"""A run: cases are planned, computed in workers side by side, judged as soon as they are complete, and written."""
+"""A run: cases are planned, computed in workers side by side, judged as soon as they are complete, and written.
+
+A request becomes results in these steps:
+
+1. ``run_cases`` makes the plan: every case in every dtype, in the order in which they run. Some implementations run
+   only the standard cases by default; the plan marks these cases.
+2. Implementations are grouped by the process in which they can run. Modes of one framework share a process.
+3. ``_open_executor`` opens the workers of this machine, or a Dask cluster. Both are an ``Executor``, so no other step
+   depends on where a case is computed.
+4. ``_CaseRun.execute`` writes environment.json and cases.json first. So a run that is killed afterwards can be resumed
+   and reported.
+5. The executor computes and judges. It passes the rows of a case in a dtype to the recorder as soon as all of its
+   implementations are judged. The recorder passes them to the writer, which writes them in parts.
+6. When all cases are finished, the failures are diagnosed. A cause is decided from all failures of an implementation
+   together, so this step cannot run earlier. Rows on disk whose verdict or message changes are replaced.
+7. summary.json is written last. A directory without it is an interrupted run.
+
+Judged rows are on disk while the run continues, and not only at its end. This costs a rewrite of the changed parts
+after the diagnosis. In return, ``--resume`` reads the finished cases from disk and computes only the others. The
+requests must be equal: ``results.resume`` compares environments and cases, because rows of different code, versions
+or inputs cannot be mixed.
+
+A run that stops early, after ``--maxfail`` failing cases, still ends with these steps. After each judged case,
+``FailureLimit`` decides whether to stop, and the summary counts the cases that did not run.
+
+Two further steps call an implementation again, only if they can help. Conventions are measured if the failures of a
+user's function have no cause. Requirements are suggested if it was judged in hardly any case.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +58,7 @@ from attncheck.planning.plan import Plan, Unit
 from attncheck.reading.case import Case, case_records
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
 from attncheck.reading.model import TagEntry
-from attncheck.results.coverage import Minimum, RequestedRun, Stop, shortfalls
+from attncheck.results.coverage import EarlyStop, Minimum, RequestedRun, shortfall_sentences
 from attncheck.results.format import Row
 from attncheck.results.last_failed import FAILED_FILE, CaseInDtype, FailedEvaluation, FailedRecord, FailureLimit
 from attncheck.results.resume import ResumeState, read_resume_state
@@ -47,7 +74,7 @@ if TYPE_CHECKING:
 
 _SHARE_OF_QUESTIONS, _LEAST_OF_QUESTIONS = 0.1, 0.5
 """Of the time of a run, for questions to a user's function whose failures have no name; in seconds, the least."""
-_MOST_ALIKE = 8
+_MAX_SIMILAR = 8
 """Workers of the same modes side by side: each holds a framework of its own."""
 
 
@@ -134,7 +161,7 @@ class RunSummary:
     failures: tuple[Row, ...]
     judged: Mapping[str, int] = field(default_factory=dict)
     shortfalls: tuple[str, ...] = ()
-    stopped: Stop | None = None
+    stopped: EarlyStop | None = None
 
     @property
     def record(self) -> dict[str, Any]:
@@ -178,14 +205,14 @@ def run_cases(
     """
     plan = Plan.of(cases, settings.dtypes, documents_first=settings.documents_first)
     plan = plan if settings.only is None else plan.only(settings.only)
-    if not settings.all_cases and (standard := _standard_only(chosen)):
+    if not settings.all_cases and (standard := _names_with_standard_cases(chosen)):
         from attncheck.planning.plan import with_standard
 
         with settings.times.of("choosing standard cases"):
             plan = with_standard(plan)
         if count := plan.standard_cases:
-            on_plan(_words_of(cases, chosen, standard, count))
-    watch = FailureLimit(FailedRecord.begun(settings.output, settings.only), settings.max_failures, on_failure)
+            on_plan(_plan_sentence(cases, chosen, standard, count))
+    watch = FailureLimit(FailedRecord.start(settings.output, settings.only), settings.max_failures, on_failure)
     groups = [
         group
         for implementation in chosen.implementations
@@ -195,7 +222,7 @@ def run_cases(
     if known is None:
         known = bundled_expected_failures([item.entry.name for item in chosen.implementations])
     judge = Judge(chosen.implementations, settings.keep_all_arrays, known, settings.store, DIAGNOSIS)
-    with _means(groups, judge, settings, described) as means:
+    with _open_executor(groups, judge, settings, described) as means:
         on_begin(lambda: means.starting)
         summary = _CaseRun(plan, groups, chosen, settings, judge, watch, on_progress).execute(means)
     settings.store.trim()
@@ -253,7 +280,7 @@ class _CaseRun:
             stopped = watch.stop(((plan.case(unit).id, unit.dtype) for unit in plan), finished)
             if settings.complete and stopped is None:
                 messages = {row.message for row in recorder.failures}
-                in_part = set() if settings.all_cases else _standard_only(self.chosen)
+                in_part = set() if settings.all_cases else _names_with_standard_cases(self.chosen)
                 recorder.add_rows(
                     row
                     for row in recorder.expected_failures.xpass_rows()
@@ -263,7 +290,7 @@ class _CaseRun:
             writer.flush()
             writer.write_json(FAILED_FILE, watch.record.as_record())
             describe_backends()
-        failing = self._diagnosed(recorder)
+        failing = self._diagnose_failures(recorder)
         if advice := self._advice(recorder, failing, RequestedRun.of(environment, len(plan.cases), stopped)):
             environment["asked"] |= advice
             writer.write_json("environment.json", environment)
@@ -273,7 +300,7 @@ class _CaseRun:
         writer.write_json("summary.json", {**summary.record, "implementations": names, "faults": 0})
         return summary
 
-    def _asked(self, name: str) -> Sequence[str]:
+    def _measure_conventions(self, name: str) -> Sequence[str]:
         """Ask one that fails what it means, for a share of the time of the run, if it is a user's and runs here."""
         seconds = _SHARE_OF_QUESTIONS * (time.monotonic() - self.begun)
         if self.settings.cluster is not None or seconds < _LEAST_OF_QUESTIONS:
@@ -283,16 +310,18 @@ class _CaseRun:
         item = next(known for known in self.chosen.implementations if known.name == name)
         return ask_within(item, seconds, self.settings.limits)
 
-    def _diagnosed(self, recorder: ResultRecorder) -> list[Row]:
+    def _diagnose_failures(self, recorder: ResultRecorder) -> list[Row]:
         """Return the failing rows with what implementations do instead, as the results have them from now on."""
         if not recorder.failures:
             return []
         from attncheck.diagnosis.run import ReturnedStages, diagnose
-        from attncheck.results.resume import change_rows, identity_of
+        from attncheck.results.resume import replace_rows, row_key
 
         returned = ReturnedStages(self.settings.output, recorder.undiagnosed)
-        failing = diagnose(recorder.failures, self.plan, self.judge, returned, self._asked, recorder.judged)
-        change_rows(self.settings.output, dict(zip(map(identity_of, recorder.failures), failing, strict=True)))
+        failing = diagnose(
+            recorder.failures, self.plan, self.judge, returned, self._measure_conventions, recorder.judged
+        )
+        replace_rows(self.settings.output, dict(zip(map(row_key, recorder.failures), failing, strict=True)))
         return failing
 
     def _advice(
@@ -300,7 +329,10 @@ class _CaseRun:
     ) -> dict[str, dict[str, str]]:
         """Return sentences of advice about users' functions that fail, by kind and name."""
         axes = self._axes_advice(recorder, failing)
-        advice = {"widens": self._widened(recorder, asked, axes.keys()), "alike": self._alike(failing) | axes}
+        advice = {
+            "widens": self._suggest_requirements(recorder, asked, axes.keys()),
+            "alike": self._find_similar_failures(failing) | axes,
+        }
         return {kind: sentences for kind, sentences in advice.items() if sentences}
 
     def _axes_advice(self, recorder: ResultRecorder, failing: Sequence[Row]) -> dict[str, str]:
@@ -317,7 +349,9 @@ class _CaseRun:
                 advice[item.name] = axes_advice(item, self.settings.limits)
         return {name: words for name, words in advice.items() if words}
 
-    def _widened(self, recorder: ResultRecorder, asked: RequestedRun, excluded: Collection[str]) -> dict[str, str]:
+    def _suggest_requirements(
+        self, recorder: ResultRecorder, asked: RequestedRun, excluded: Collection[str]
+    ) -> dict[str, str]:
         """Return what would let users' functions be judged in more cases, of those that were judged in hardly any.
 
         ``excluded`` are functions for which other advice is more important.
@@ -346,7 +380,7 @@ class _CaseRun:
                 suggestions[item.name] = suggestion.words(item)
         return suggestions
 
-    def _alike(self, failing: Sequence[Row]) -> dict[str, str]:
+    def _find_similar_failures(self, failing: Sequence[Row]) -> dict[str, str]:
         """Return by users' functions that fail the functions of their framework that are recorded to fail alike."""
         sentences = {}
         for item in self.chosen.implementations:
@@ -358,12 +392,14 @@ class _CaseRun:
         return {name: words for name, words in sentences.items() if words}
 
 
-def _standard_only(chosen: ImplementationSelection) -> set[str]:
+def _names_with_standard_cases(chosen: ImplementationSelection) -> set[str]:
     """Return the names of those that are asked, by default, for the standard cases alone."""
     return {item.name for item in chosen.implementations if item.standard_only}
 
 
-def _words_of(cases: Sequence[Case], chosen: ImplementationSelection, standard: Collection[str], count: int) -> str:
+def _plan_sentence(
+    cases: Sequence[Case], chosen: ImplementationSelection, standard: Collection[str], count: int
+) -> str:
     """Describe which implementations are asked for all cases, and which for the standard ones."""
     every, some = (
         ", ".join(item.short_name for item in chosen.implementations if (item.name in standard) == in_part)
@@ -374,7 +410,7 @@ def _words_of(cases: Sequence[Case], chosen: ImplementationSelection, standard: 
 
 
 @contextmanager
-def _means(
+def _open_executor(
     groups: Sequence[Group], judge: Judge, settings: Settings, described: DescribedWorkers | None
 ) -> Iterator[Executor]:
     """Return what computes: workers on this machine, or a cluster for as long as this lasts."""
@@ -385,9 +421,9 @@ def _means(
         runners: list[list[GroupRunner[Unit]]] = group_runners(groups, limits, logs, described)
         bundled = [group for group in groups if group.is_bundled]  # whose outcomes do not depend on those before
         helpers: list[list[GroupRunner[Unit]]] = []
-        for number in range(2, min(settings.limits.workers, available_processors(), _MOST_ALIKE) + 1):
+        for number in range(2, min(settings.limits.workers, available_processors(), _MAX_SIMILAR) + 1):
             helpers += group_runners(bundled, limits, logs, number=number)
-        yield LocalExecutor(runners, judge, _workers(groups, settings.limits), helpers, settings.times)
+        yield LocalExecutor(runners, judge, _max_workers(groups, settings.limits), helpers, settings.times)
         return
     from attncheck.executors.dask.connection import connected  # Dask is an extra
     from attncheck.executors.dask.driver import DaskExecutor
@@ -396,7 +432,7 @@ def _means(
         yield DaskExecutor(cluster)
 
 
-def _workers(groups: Sequence[Group], limits: Limits) -> int:
+def _max_workers(groups: Sequence[Group], limits: Limits) -> int:
     """Return how many workers may be alive.
 
     These are half of the processors where every group is served soon; the rest is for what judges. What compiles takes
@@ -456,7 +492,7 @@ def summarise(
     codes = {Verdict(row.verdict).exit_code for row in failing}
     judged = {item.name: len(recorder.judged.get(item.name, ())) for item in chosen.implementations}
     absent = {name: recorder.not_offered(name) for name in judged}
-    short = shortfalls(judged, asked, absent)
+    short = shortfall_sentences(judged, asked, absent)
     if ExitCode.DISAGREE in codes:
         code = ExitCode.DISAGREE
     elif ExitCode.NOT_RUN in codes or chosen.missing or short:

@@ -14,11 +14,19 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from attncheck.common.wording import at_stage
-from attncheck.reports.frames import Column, Frames, begins_of, case_order, goes_wrong, once_for_frames, stage_order
+from attncheck.reports.frames import (
+    Column,
+    Frames,
+    are_wrong,
+    cached_for_frames,
+    case_sort_key,
+    first_failing_stages,
+    stage_sort_key,
+)
 from attncheck.spec import DTYPES
 from attncheck.spec.verdicts import Verdict
 
-_KEYS = ["case", "environment", "implementation", "dtype"]
+_CELL_COLUMNS = ["case", "environment", "implementation", "dtype"]
 
 
 class State(StrEnum):
@@ -72,11 +80,11 @@ Cases with equal cells share one row object.
 """
 
 
-@once_for_frames
+@cached_for_frames
 def cell_table(frames: Frames) -> dict[str, CellRow]:
     """Return every case's cells, documents first, then file by file."""
     columns = {column.key: column for column in frames.columns}
-    order = sorted(frames.results["case"].unique(), key=lambda case: (*case_order(frames.cases[case]), case))
+    order = sorted(frames.results["case"].unique(), key=lambda case: (*case_sort_key(frames.cases[case]), case))
     frame = _cell_frame(frames)
     frame = frame.assign(
         case=pd.Index(order).get_indexer(pd.Index(frame["case"])),
@@ -97,64 +105,64 @@ def cell_table(frames: Frames) -> dict[str, CellRow]:
 
     nothing: CellRow = {}
     table = dict.fromkeys(order, nothing)
-    cells = zip(*(_shared_values(frame[name]) for name in frame), strict=True)
+    cells = zip(*(_share_equal_values(frame[name]) for name in frame), strict=True)
     table |= {order[position]: row_of(of_case) for position, of_case in groupby(cells, key=itemgetter(0))}
     return table
 
 
-def states_of(row: CellRow) -> set[State]:
+def distinct_states(row: CellRow) -> set[State]:
     """Return the states of a case's cells."""
     return {cell.state for cells in row.values() for cell in cells.values()}
 
 
-def is_unsupported(row: CellRow) -> bool:
+def is_unsupported_everywhere(row: CellRow) -> bool:
     """Return whether a case ran and no implementation supports it: it is counted, but not shown."""
-    return states_of(row) == {State.UNSUPPORTED}
+    return distinct_states(row) == {State.UNSUPPORTED}
 
 
-def _shared_values(column: pd.Series[Any]) -> list[Any]:
+def _share_equal_values(column: pd.Series[Any]) -> list[Any]:
     """Return a column's values, with one object for all equal values."""
     codes, distinct = pd.factorize(column, use_na_sentinel=False)
     values = distinct.tolist()
     return [values[code] for code in codes]
 
 
-_RANKS = (
+_CELL_RANKS = (
     *(State.UNVERIFIED, State.AGREE, State.UNSUPPORTED, State.ERRATUM),
     *(State.XFAIL, State.XPASS, State.MISPRINT, State.FAILING),
 )
 """States of rows: the state of a cell is the last one that any of its rows has."""
-_WORDS_OF_HARMLESS = (Verdict.UNVERIFIED, Verdict.AGREE, Verdict.UNSUPPORTED, Verdict.AGREE)
+_HARMLESS_VERDICTS = (Verdict.UNVERIFIED, Verdict.AGREE, Verdict.UNSUPPORTED, Verdict.AGREE)
 """The verdicts of cells in the first states; in the others, the most severe verdict of the rows counts."""
 
 
 def _cell_frame(frames: Frames) -> pd.DataFrame:
     """Return one row per cell: its keys, state, verdict, and its first failing stage if it fails a run."""
-    wanted = [*_KEYS, "stage", "verdict", "xfail"]
+    wanted = [*_CELL_COLUMNS, "stage", "verdict", "xfail"]
     stages = frames.results[[*wanted, "begins_at"]].assign(is_number=False)
     numbers = frames.numbers[wanted].assign(begins_at=None, is_number=True)
     rows = pd.concat([stages, numbers.astype({"begins_at": object})], ignore_index=True) if len(numbers) else stages
     if rows.empty:
-        return pd.DataFrame(columns=[*_KEYS, "state", "verdict", "stage"])
-    rows = rows.assign(cell=rows.groupby(_KEYS, sort=False).ngroup())
+        return pd.DataFrame(columns=[*_CELL_COLUMNS, "state", "verdict", "stage"])
+    rows = rows.assign(cell=rows.groupby(_CELL_COLUMNS, sort=False).ngroup())
     severity = {verdict.value: verdict.severity for verdict in Verdict}
-    rows = rows.assign(rank=_ranks(rows), severity=rows["verdict"].map(severity))
+    rows = rows.assign(rank=_row_ranks(rows), severity=rows["verdict"].map(severity))
     top = rows[rows["rank"].eq(rows.groupby("cell")["rank"].transform("max"))]
-    keys = rows.drop_duplicates("cell")[[*_KEYS, "cell"]].set_index("cell").sort_index()
+    keys = rows.drop_duplicates("cell")[[*_CELL_COLUMNS, "cell"]].set_index("cell").sort_index()
     worst = top.groupby("cell")[["rank", "severity"]].max()
-    harmless = worst["rank"] < len(_WORDS_OF_HARMLESS)
-    begins = _first_stages(top[top["rank"] > _RANKS.index(State.XFAIL)]).astype(object)
+    harmless = worst["rank"] < len(_HARMLESS_VERDICTS)
+    begins = _first_failing_stages(top[top["rank"] > _CELL_RANKS.index(State.XFAIL)]).astype(object)
     words = worst["severity"].map(dict(enumerate(verdict.value for verdict in Verdict)))
     return keys.assign(
-        state=worst["rank"].map(dict(enumerate(state.value for state in _RANKS))),
-        verdict=words.mask(harmless, worst["rank"].map(dict(enumerate(word.value for word in _WORDS_OF_HARMLESS)))),
+        state=worst["rank"].map(dict(enumerate(state.value for state in _CELL_RANKS))),
+        verdict=words.mask(harmless, worst["rank"].map(dict(enumerate(word.value for word in _HARMLESS_VERDICTS)))),
         stage=begins.reindex(keys.index, fill_value=""),
     )
 
 
-def _ranks(rows: pd.DataFrame) -> NDArray[np.int64]:
-    """Return the place of every row's state among ``_RANKS``."""
-    verdict, known, wrong = rows["verdict"], rows["xfail"].astype(bool), goes_wrong(rows)
+def _row_ranks(rows: pd.DataFrame) -> NDArray[np.int64]:
+    """Return the place of every row's state among ``_CELL_RANKS``."""
+    verdict, known, wrong = rows["verdict"], rows["xfail"].astype(bool), are_wrong(rows)
     fails, misprint = wrong & ~known, verdict.eq(Verdict.MISPRINT)
     expected = wrong & known & ~misprint
     # If a stage fails as expected, so do its numbers; the stage's verdict is more precise.
@@ -170,13 +178,13 @@ def _ranks(rows: pd.DataFrame) -> NDArray[np.int64]:
         State.UNSUPPORTED: verdict.eq(Verdict.UNSUPPORTED),
         State.AGREE: judged,
     }
-    return np.select([*states.values()], [_RANKS.index(state) for state in states], 0)
+    return np.select([*states.values()], [_CELL_RANKS.index(state) for state in states], 0)
 
 
-def _first_stages(bad: pd.DataFrame) -> pd.Series[str]:
+def _first_failing_stages(bad: pd.DataFrame) -> pd.Series[str]:
     """Return the first failing stage of each failing cell, in the order of computation."""
-    stages = begins_of(bad)
-    ordered = sorted(set(stages), key=stage_order)
+    stages = first_failing_stages(bad)
+    ordered = sorted(set(stages), key=stage_sort_key)
     positions = stages.map({stage: position for position, stage in enumerate(ordered)})
     first = positions.groupby(bad["cell"]).min()
     return first.map(dict(enumerate(ordered)))

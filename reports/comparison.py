@@ -30,18 +30,26 @@ from attncheck.common.wording import at_stage, count_noun
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
 from attncheck.reports.cells import Cell, State, cell_table
 from attncheck.reports.document_model import Block, Items, Mark, Page, Section, Table, Text
-from attncheck.reports.frames import Frames, begins_of, by_key, expected_failures, groups, records, stage_order
-from attncheck.reports.markdown import number, page_text
-from attncheck.reports.sections import documents_at_a_glance, expected_to_fail, wrong
+from attncheck.reports.frames import (
+    Frames,
+    first_failing_stages,
+    group_by_key,
+    records,
+    select_expected_failures,
+    split_by,
+    stage_sort_key,
+)
+from attncheck.reports.markdown import render_page_markdown, short_number_or_empty
+from attncheck.reports.sections import defects_section, documents_section, expected_failures_section
 from attncheck.reports.summary import make_summary
-from attncheck.reports.write import csv_text, harmless, read_csv_text, write_texts
+from attncheck.reports.write import escape_formula, read_csv_text, rows_to_csv, write_texts
 from attncheck.spec import DTYPES
 from attncheck.spec.verdicts import ALL_CASES, Verdict
 
 WORSE, BETTER, OTHER = "worse", "better", "other"
 HARMLESS, WRONG, NO_RESULT = 0, 1, 2
 """Levels of an outcome: it fails no run, is wrong, or is missing."""
-_LEVELS = {ExitCode.AGREE: HARMLESS, ExitCode.NOT_RUN: NO_RESULT}
+_LEVEL_OF_EXIT_CODE = {ExitCode.AGREE: HARMLESS, ExitCode.NOT_RUN: NO_RESULT}
 Row = Mapping[str, Any]
 Entry = TypeVar("Entry")
 Value = TypeVar("Value")
@@ -71,36 +79,41 @@ class Outcome(NamedTuple):
 
 
 Outcomes = Mapping[Evaluation, Outcome]
-NOTHING = Outcome(HARMLESS, "nothing")
+MISSING_OUTCOME = Outcome(HARMLESS, "nothing")
 
 
-def level_of(verdict: str) -> int:
+def severity_of_verdict(verdict: str) -> int:
     """Return the level of a verdict that is not expected; ``WRONG`` for a word that is no verdict."""
     known = verdict in set(Verdict)
-    return _LEVELS.get(Verdict(verdict).exit_code, WRONG) if known else WRONG
+    return _LEVEL_OF_EXIT_CODE.get(Verdict(verdict).exit_code, WRONG) if known else WRONG
 
 
 def changed_entries(
     before: Mapping[Entry, Value], after: Mapping[Entry, Value]
 ) -> Iterator[tuple[str, Entry, Value | None, Value | None]]:
-    """Yield the keys whose values differ: added, removed or changed, the key, and both values (None if missing)."""
+    """Yield the keys whose values differ: added, removed or changed, the key, and both values (None if missing).
+
+    Example:
+        >>> list(changed_entries({"a": 1, "b": 2}, {"b": 3, "c": 4}))
+        [('removed', 'a', 1, None), ('changed', 'b', 2, 3), ('added', 'c', None, 4)]
+    """
     for key in dict.fromkeys([*before, *after]):
         old, new = before.get(key), after.get(key)
         if old != new:
             yield "added" if old is None else "removed" if new is None else "changed", key, old, new
 
 
-def changes(before: Outcomes, after: Outcomes, absent: Outcome = NOTHING) -> list[Row]:
+def outcome_changes(before: Outcomes, after: Outcomes, absent: Outcome = MISSING_OUTCOME) -> list[Row]:
     """Return a row for each evaluation whose outcomes differ, worse ones first; ``absent`` replaces a missing one.
 
     Outcomes that differ only in their messages are the same.
     """
     pairs = ((key, old or absent, new or absent) for _, key, old, new in changed_entries(before, after))
-    rows = [_change(*pair) for pair in sorted(pairs) if pair[1][:-1] != pair[2][:-1]]
+    rows = [_change_row(*pair) for pair in sorted(pairs) if pair[1][:-1] != pair[2][:-1]]
     return sorted(rows, key=lambda row: (WORSE, BETTER, OTHER).index(row["change"]))
 
 
-def _change(evaluation: Evaluation, before: Outcome, after: Outcome) -> Row:
+def _change_row(evaluation: Evaluation, before: Outcome, after: Outcome) -> Row:
     """Return two different outcomes as a row, with the message of the new one, or else of the old one."""
     kind = OTHER if before.level == after.level else WORSE if after.level > before.level else BETTER
     cells: dict[str, str] = {}
@@ -111,7 +124,7 @@ def _change(evaluation: Evaluation, before: Outcome, after: Outcome) -> Row:
     return {"change": kind, **evaluation._asdict(), **cells, "message": after.message or was}
 
 
-def summary_of(kinds: Iterable[str]) -> str:
+def count_changes_text(kinds: Iterable[str]) -> str:
     """Count verdicts that changed, by kind, as a sentence without its end."""
     counts = Counter(kinds)
     worse = count_noun(counts[WORSE], "verdict")
@@ -121,16 +134,21 @@ def summary_of(kinds: Iterable[str]) -> str:
 MAX_LISTED = 20
 
 
-def listed_changes(name: str, rows: Sequence[Row]) -> list[str]:
+def abbreviated_change_lines(name: str, rows: Sequence[Row]) -> list[str]:
     """Return a line for each of the first changes of a table, and count the others."""
-    rows = with_dtypes_together(rows)
+    rows = merge_dtypes(rows)
     more = [f"and {len(rows) - MAX_LISTED:,} more"] if len(rows) > MAX_LISTED else []
     return [*change_lines(name, rows[:MAX_LISTED]), *more]
 
 
-def with_dtypes_together(rows: Sequence[Row]) -> list[Row]:
-    """Merge rows that differ only in their dtypes."""
-    together = by_key(rows, lambda row: tuple(value for name, value in row.items() if name != "dtype"))
+def merge_dtypes(rows: Sequence[Row]) -> list[Row]:
+    """Merge rows that differ only in their dtypes.
+
+    Example:
+        >>> merge_dtypes([{"case": "a", "dtype": "float16"}, {"case": "a", "dtype": "float32"}])
+        [{'case': 'a', 'dtype': 'float32, float16'}]
+    """
+    together = group_by_key(rows, lambda row: tuple(value for name, value in row.items() if name != "dtype"))
     merged: list[Row] = []
     for alike in together.values():
         dtypes = {row.get("dtype", "") for row in alike}
@@ -161,29 +179,32 @@ def change_cells(name: str, rows: Sequence[Row]) -> list[tuple[str, ...]]:
     several = len({row.get("environment") for row in rows}) > 1
     where = [f" ({row['environment']})" if several else "" for row in rows]
     return [
-        (row["change"], *_CELLS[name](row, f"{row.get('implementation')}{at}"))
+        (row["change"], *_CELL_FUNCTIONS[name](row, f"{row.get('implementation')}{at}"))
         for row, at in zip(rows, where, strict=True)
     ]
 
 
-def _verdict(row: Row, who: str) -> tuple[str, ...]:
+def _verdict_cells(row: Row, who: str) -> tuple[str, ...]:
     other_case = " (another case by this id)" if row.get("case_changed") else ""
     before, after = (at_stage(row[side], row[f"{side}_stage"]) for side in ("before", "after"))
     return who, row["case"], row["dtype"], f"{before} -> {after}{other_case}", row["message"]
 
 
-def _error(row: Row, who: str) -> tuple[str, ...]:
-    z, ratio = (f"{number(row[f'before_{of}'])} -> {number(row[f'after_{of}'])}" for of in ("z", "ratio"))
+def _error_cells(row: Row, who: str) -> tuple[str, ...]:
+    z, ratio = (
+        f"{short_number_or_empty(row[f'before_{of}'])} -> {short_number_or_empty(row[f'after_{of}'])}"
+        for of in ("z", "ratio")
+    )
     tiers = f"{row['before_tier']} -> {row['after_tier']}"
     return who, row["case"], row["dtype"], row["stage"], f"z {z}", f"{ratio} of the bound ({row['measure']}), {tiers}"
 
 
-def _expected_failure(row: Row, who: str) -> tuple[str, ...]:
+def _expected_failure_cells(row: Row, who: str) -> tuple[str, ...]:
     cases = f"{row['before_cases']:,} -> {row['after_cases']:,} cases"
     return who, at_stage(row["verdict"], row["stage"]), cases, f"{row['reason']} {row['thread']}".strip()
 
 
-def _environment(row: Row, who: str) -> tuple[str, ...]:
+def _environment_cells(row: Row, who: str) -> tuple[str, ...]:
     changed = f"{row['before']} -> {row['after']}"
     return (
         row["environment"],
@@ -192,12 +213,12 @@ def _environment(row: Row, who: str) -> tuple[str, ...]:
     )
 
 
-_CELLS: Mapping[str, Callable[[Row, str], tuple[str, ...]]] = {
-    "verdicts": _verdict,
-    "errors": _error,
-    "expected_failures": _expected_failure,
+_CELL_FUNCTIONS: Mapping[str, Callable[[Row, str], tuple[str, ...]]] = {
+    "verdicts": _verdict_cells,
+    "errors": _error_cells,
+    "expected_failures": _expected_failure_cells,
     "cases": lambda row, who: (row["case"], f"{row['failing']:,} failing", row["what"]),
-    "environments": _environment,
+    "environments": _environment_cells,
     "counts": lambda row, who: (who, row["feature"], row["what"]),
 }
 HEADINGS: Mapping[str, Sequence[str]] = {
@@ -212,12 +233,12 @@ HEADINGS: Mapping[str, Sequence[str]] = {
 README, VERDICTS, VERSIONS = "README.md", "verdicts.csv", "versions.csv"
 
 
-_HEADER = ("case", "implementation", "dtype", "verdict", "begins_at", "xfail")
-_EXPECTED = "xfail "
+_VERDICTS_HEADER = ("case", "implementation", "dtype", "verdict", "begins_at", "xfail")
+_EXPECTED_PREFIX = "xfail "
 """Before the verdict of an outcome that is expected."""
 
 
-def publish(frames: Frames, directory: Path) -> Path:
+def publish_comparison(frames: Frames, directory: Path) -> Path:
     """Write the comparison, replacing an earlier one; return the path of README.md.
 
     The same frames give the same bytes. Raises ``UsageError`` for runs that are not complete, ``OutputError`` for a
@@ -226,8 +247,8 @@ def publish(frames: Frames, directory: Path) -> Path:
     if frames.problems:
         raise UsageError(f"only complete runs are published: {frames.problems[0]}")
     verdicts = []
-    for key, outcome in verdicts_of(frames).items():
-        verdict, is_expected = outcome.word.removeprefix(_EXPECTED), outcome.word.startswith(_EXPECTED)
+    for key, outcome in frames_verdicts(frames).items():
+        verdict, is_expected = outcome.word.removeprefix(_EXPECTED_PREFIX), outcome.word.startswith(_EXPECTED_PREFIX)
         row = (key.case, key.implementation, key.dtype, verdict, outcome.stage, str(is_expected).lower())
         verdicts.append(row)
     runs = {run["environment"]: run for run in records(frames.environments)}
@@ -237,9 +258,9 @@ def publish(frames: Frames, directory: Path) -> Path:
         for run in [runs[column.environment]]
     )
     texts = {
-        VERDICTS: csv_text(_HEADER, sorted(verdicts)),
-        VERSIONS: csv_text(("implementation", "version", "python", "attncheck"), versions),
-        README: render_readme(frames),
+        VERDICTS: rows_to_csv(_VERDICTS_HEADER, sorted(verdicts)),
+        VERSIONS: rows_to_csv(("implementation", "version", "python", "attncheck"), versions),
+        README: render_comparison_readme(frames),
     }
     with OutputError.where(directory):
         if directory.is_dir() and any(directory.iterdir()) and not (directory / VERDICTS).is_file():
@@ -250,7 +271,7 @@ def publish(frames: Frames, directory: Path) -> Path:
     return directory / README
 
 
-class Drift(NamedTuple):
+class PublishedDrift(NamedTuple):
     """The changes of a run's verdicts from the published ones, and the numbers of compared and unpublished cases."""
 
     changes: list[Row]
@@ -258,33 +279,37 @@ class Drift(NamedTuple):
     unpublished: int
 
 
-def drift(frames: Frames, directory: Path) -> Drift:
+def find_drift(frames: Frames, directory: Path) -> PublishedDrift:
     """Compare a run's verdicts with the published ones, by case, implementation and dtype.
 
     None of these is a difference, because the published verdicts are of the corpus of their release: a case that the
     run left out because other cases cover it, an unpublished case or dtype, and a case that no longer exists.
     """
-    left_out, published, verdicts = _covered_by_others(frames), read_verdicts(directory), verdicts_of(frames)
-    there = {harmless(case) for case in frames.results["case"]}
+    left_out, published, verdicts = (
+        _evaluations_covered_by_others(frames),
+        read_published_verdicts(directory),
+        frames_verdicts(frames),
+    )
+    there = {escape_formula(case) for case in frames.results["case"]}
     cases = {evaluation.case for evaluation in published}
     cases = cases & there or cases  # a run without any published case agrees with none of them
     units = {(evaluation.case, evaluation.dtype) for evaluation in published if evaluation.case in cases}
     expected = {key: outcome for key, outcome in published.items() if key.case in cases and key not in left_out}
     now = {key: outcome for key, outcome in verdicts.items() if (key.case, key.dtype) in units}
     unpublished = {evaluation.case for evaluation in verdicts} - cases
-    return Drift(changes(expected, now), len(now), len(unpublished))
+    return PublishedDrift(outcome_changes(expected, now), len(now), len(unpublished))
 
 
-def _covered_by_others(frames: Frames) -> set[Evaluation]:
+def _evaluations_covered_by_others(frames: Frames) -> set[Evaluation]:
     """Return the evaluations that were not requested because other cases cover them."""
     rows = frames.results[frames.results["lacks"].eq(ALL_CASES)]
     return {
-        Evaluation("", harmless(implementation), harmless(case), dtype)
+        Evaluation("", escape_formula(implementation), escape_formula(case), dtype)
         for case, implementation, dtype in rows[["case", "implementation", "dtype"]].itertuples(index=False)
     }
 
 
-def verdicts_of(frames: Frames) -> dict[Evaluation, Outcome]:
+def frames_verdicts(frames: Frames) -> dict[Evaluation, Outcome]:
     """Return the verdicts of frames, without evaluations that other cases cover.
 
     Raises ``UsageError`` if an implementation ran in two environments.
@@ -296,14 +321,16 @@ def verdicts_of(frames: Frames) -> dict[Evaluation, Outcome]:
                 f"{first.implementation} ran in {first.environment} and in {second.environment}; "
                 "a published comparison has each implementation once"
             )
-    expected = expected_failures(frames.results)
-    by_evaluation = groups(expected.assign(begins=begins_of(expected)), ["case", "implementation", "dtype"])
-    first_stages = {key: min(rows["begins"], key=stage_order) for key, rows in by_evaluation.items()}
+    expected = select_expected_failures(frames.results)
+    by_evaluation = split_by(
+        expected.assign(begins=first_failing_stages(expected)), ["case", "implementation", "dtype"]
+    )
+    first_stages = {key: min(rows["begins"], key=stage_sort_key) for key, rows in by_evaluation.items()}
     known = bundled_expected_failures(sorted({column.framework for column in frames.columns}))
     elsewhere = [failure for failure in known if failure.entry.processor is not None]
-    left_out = _covered_by_others(frames)
+    left_out = _evaluations_covered_by_others(frames)
     return {
-        evaluation: _published_outcome(
+        evaluation: _cell_outcome(
             cell,
             first_stages.get((case, column.implementation, dtype), ""),
             [failure for failure in elsewhere if failure.names(column.implementation, case, dtype)],
@@ -311,11 +338,12 @@ def verdicts_of(frames: Frames) -> dict[Evaluation, Outcome]:
         for case, cells in cell_table(frames).items()
         for column, by_dtype in cells.items()
         for dtype, cell in by_dtype.items()
-        if (evaluation := Evaluation("", harmless(column.implementation), harmless(case), dtype)) not in left_out
+        if (evaluation := Evaluation("", escape_formula(column.implementation), escape_formula(case), dtype))
+        not in left_out
     }
 
 
-def read_verdicts(directory: Path) -> dict[Evaluation, Outcome]:
+def read_published_verdicts(directory: Path) -> dict[Evaluation, Outcome]:
     """Read the published verdicts. Raises ``ResultsError`` if there are none."""
     path = directory / VERDICTS
     if not path.exists():
@@ -323,23 +351,23 @@ def read_verdicts(directory: Path) -> dict[Evaluation, Outcome]:
             f"{path} does not exist; restore it from version control, or write it with `attncheck publish RUN`"
         )
     verdicts: dict[Evaluation, Outcome] = {}
-    for line, row in enumerate(read_csv_text(path, _HEADER), 2):
+    for line, row in enumerate(read_csv_text(path, _VERDICTS_HEADER), 2):
         case, implementation, dtype, verdict, begins_at, xfail = row
         evaluation = Evaluation("", implementation, case, dtype)
         if evaluation in verdicts:
             raise ResultsError(f"{path}: row {line} repeats {' '.join(row[:3])}; expected each evaluation once")
-        verdicts[evaluation] = _outcome(verdict, begins_at, is_expected=xfail == "true")
+        verdicts[evaluation] = _published_verdict_outcome(verdict, begins_at, is_expected=xfail == "true")
     return verdicts
 
 
-def _outcome(verdict: str, begins_at: str, *, is_expected: bool) -> Outcome:
+def _published_verdict_outcome(verdict: str, begins_at: str, *, is_expected: bool) -> Outcome:
     """Return the outcome of a published verdict; an expected failure fails no run."""
     if is_expected:
-        return Outcome(HARMLESS, _EXPECTED + verdict, begins_at)
-    return Outcome(level_of(verdict), verdict, begins_at)
+        return Outcome(HARMLESS, _EXPECTED_PREFIX + verdict, begins_at)
+    return Outcome(severity_of_verdict(verdict), verdict, begins_at)
 
 
-def _published_outcome(cell: Cell, begins_at: str, elsewhere: Sequence[ExpectedFailure]) -> Outcome:
+def _cell_outcome(cell: Cell, begins_at: str, elsewhere: Sequence[ExpectedFailure]) -> Outcome:
     """Return the published outcome of a cell.
 
     ``elsewhere`` are its expected failures on some processors only: it may agree here, and fail as expected there.
@@ -347,15 +375,15 @@ def _published_outcome(cell: Cell, begins_at: str, elsewhere: Sequence[ExpectedF
     for failure in elsewhere if cell.state in (State.AGREE, State.XFAIL) else ():
         verdict, processor = failure.entry.verdict, failure.entry.processor
         if cell.state is State.AGREE or cell.verdict == verdict:
-            return _outcome(f"{verdict} with {processor}", "", is_expected=True)
+            return _published_verdict_outcome(f"{verdict} with {processor}", "", is_expected=True)
     if cell.state is State.ERRATUM:
-        return _outcome(Verdict.MISPRINT.value, "", is_expected=True)
+        return _published_verdict_outcome(Verdict.MISPRINT.value, "", is_expected=True)
     if cell.state is State.XFAIL:
-        return _outcome(cell.verdict, harmless(begins_at), is_expected=True)
-    return _outcome(cell.verdict, harmless(cell.stage), is_expected=False)
+        return _published_verdict_outcome(cell.verdict, escape_formula(begins_at), is_expected=True)
+    return _published_verdict_outcome(cell.verdict, escape_formula(cell.stage), is_expected=False)
 
 
-def render_readme(frames: Frames) -> str:
+def render_comparison_readme(frames: Frames) -> str:
     """Return the Markdown of a page that is short enough to read. The same frames give the same text."""
     answer = make_summary(frames)
     made = (
@@ -372,5 +400,6 @@ def render_readme(frames: Frames) -> str:
     rows = [(column.implementation, column.version) for column in frames.columns]
     also = Text(("Also in ", Mark(VERSIONS, "link", VERSIONS), "."))
     versions = Section("Versions", "versions", [Table("Versions", ("implementation", "version"), rows), also])
-    sections = (versions, wrong(frames, 50), expected_to_fail(frames), documents_at_a_glance(frames))
-    return page_text(Page("The bundled corpus on the pinned versions", opening, list(filter(None, sections))))
+    sections = (versions, defects_section(frames, 50), expected_failures_section(frames), documents_section(frames))
+    page = Page("The bundled corpus on the pinned versions", opening, list(filter(None, sections)))
+    return render_page_markdown(page)

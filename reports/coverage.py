@@ -26,36 +26,36 @@ from attncheck.common.wording import count_noun, format_distinct, join_words, tr
 from attncheck.reports.frames import (
     Column,
     Frames,
+    are_under_erratum,
+    cached_for_frames,
     document_cases,
-    element_in,
-    failing,
-    groups,
-    of_column,
-    once_for_frames,
+    element_text,
     records,
-    stage_order,
-    under_erratum,
+    rows_of_column,
+    select_failing,
+    split_by,
+    stage_sort_key,
 )
-from attncheck.results.coverage import is_not_offered, lacks_function, shortfalls
+from attncheck.results.coverage import is_function_missing, is_not_offered, shortfall_sentences
 from attncheck.spec import DTYPES, OPERATIONS
 from attncheck.spec.verdicts import ALL_CASES, Verdict
 
-_MAX_PICKS = 4
+_MAX_LISTED_PICKS = 4
 """Selected names that one sentence lists."""
-_MAX_LACKS = 8
+_MAX_LISTED_LACKS = 8
 """Missing features that one sentence lists."""
 _MAX_OPERATIONS = 2
 """Operations that one sentence names."""
 _IN_DTYPES = "declared dtypes only"
 """The note on a number of cases that does not count the cases that exist only in undeclared dtypes."""
-_MAX_LETTERS = 100
-_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
-_KEYS = ["environment", "implementation", "case"]
-STOPPED = [verdict for verdict in Verdict if verdict.exit_code is ExitCode.NOT_RUN]
+_MAX_REASON_LETTERS = 100
+_NUMBER_PATTERN = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_CASE_KEYS = ["environment", "implementation", "case"]
+STOPPING_VERDICTS = [verdict for verdict in Verdict if verdict.exit_code is ExitCode.NOT_RUN]
 
 
 @dataclass(frozen=True)
-class Lacks:
+class UnsupportedReasons:
     """The reasons why cases are unsupported: ``singly`` counts the cases per missing feature, most frequent first.
 
     A case may lack several features; ``cases`` counts it once. It does not count cases that are ``not_offered``
@@ -70,10 +70,10 @@ class Lacks:
     stood_for: int = 0
 
     @classmethod
-    def of(cls, reasons: Collection[tuple[str, str]]) -> Lacks:
+    def of(cls, reasons: Collection[tuple[str, str]]) -> UnsupportedReasons:
         """Count reasons, each a comma-separated list of missing features, and a message if the list is empty."""
         stood_for = sum(lacks == ALL_CASES for lacks, _ in reasons)
-        functions = [lacks for lacks, _ in reasons if lacks_function(lacks)]
+        functions = [lacks for lacks, _ in reasons if is_function_missing(lacks)]
         dtypes = sum(lacks in DTYPES for lacks, _ in reasons)
         rest = [reason for reason in reasons if reason[0] != ALL_CASES and not is_not_offered(reason[0])]
         named = Counter(name for lacks, _ in rest if lacks for name in lacks.split(", "))
@@ -83,7 +83,7 @@ class Lacks:
 
     def __str__(self) -> str:
         texts = [f"{what} {count:,}" for what, count in self.singly]
-        return ", ".join(texts if len(texts) == _MAX_LACKS + 1 else truncate_list(_MAX_LACKS, texts))
+        return ", ".join(texts if len(texts) == _MAX_LISTED_LACKS + 1 else truncate_list(_MAX_LISTED_LACKS, texts))
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Coverage:
     column: Column
     asked: int
     judged: int
-    lacks: Lacks = Lacks()
+    lacks: UnsupportedReasons = UnsupportedReasons()
     unverified: int = 0
     stopped: int = 0
     operations: tuple[str, ...] = ()
@@ -159,36 +159,38 @@ class Coverage:
         return f" ({_IN_DTYPES})" if self.lacks.in_other_dtypes and self.offered else ""
 
 
-@once_for_frames
-def coverage(frames: Frames) -> tuple[Coverage, ...]:
+@cached_for_frames
+def coverage_by_column(frames: Frames) -> tuple[Coverage, ...]:
     """Return the coverage of each implementation, in the order of the columns."""
-    wanted = [*_KEYS, "dtype", "stage", "verdict", "lacks", "message"]
+    wanted = [*_CASE_KEYS, "dtype", "stage", "verdict", "lacks", "message"]
     stages = frames.results[wanted]
-    judged = pd.MultiIndex.from_frame(judged_rows(frames)[_KEYS].drop_duplicates())
-    unjudged_rows = groups(stages[~pd.MultiIndex.from_frame(stages[_KEYS]).isin(judged)], _KEYS[:2])
-    counts = judged.to_frame(index=False).groupby(_KEYS[:2]).size().to_dict()
+    judged = pd.MultiIndex.from_frame(select_judged_rows(frames)[_CASE_KEYS].drop_duplicates())
+    unjudged_rows = split_by(stages[~pd.MultiIndex.from_frame(stages[_CASE_KEYS]).isin(judged)], _CASE_KEYS[:2])
+    counts = judged.to_frame(index=False).groupby(_CASE_KEYS[:2]).size().to_dict()
     return tuple(
-        _coverage_of(frames, column, int(counts.get(column.key, 0)), unjudged_rows.get(column.key))
+        _column_coverage(frames, column, int(counts.get(column.key, 0)), unjudged_rows.get(column.key))
         for column in frames.columns
     )
 
 
-def judged_rows(frames: Frames) -> pd.DataFrame:
+def select_judged_rows(frames: Frames) -> pd.DataFrame:
     """Return the rows that prove that their case was judged (``is_judged``)."""
-    keys = [*_KEYS, "dtype"]
+    keys = [*_CASE_KEYS, "dtype"]
     stages, numbers = frames.results, frames.numbers
     held = stages[stages["stage"].ne("") & stages["verdict"].ne(Verdict.UNVERIFIED)]
     wrong = numbers[~numbers["verdict"].isin([Verdict.AGREE, Verdict.UNVERIFIED])]
     return pd.concat([held[keys], wrong[keys]])
 
 
-def _coverage_of(frames: Frames, column: Column, judged: int, unjudged_rows: pd.DataFrame | None) -> Coverage:
+def _column_coverage(frames: Frames, column: Column, judged: int, unjudged_rows: pd.DataFrame | None) -> Coverage:
     asked = frames.asked[column.environment].cases
     if unjudged_rows is None:
         return Coverage(column, asked, judged)
     verdict_sets = unjudged_rows.groupby("case")["verdict"].agg(set)
-    stopped = sum(bool(verdicts & set(STOPPED)) for verdicts in verdict_sets)
-    unverified = sum(not verdicts & set(STOPPED) and Verdict.UNVERIFIED in verdicts for verdicts in verdict_sets)
+    stopped = sum(bool(verdicts & set(STOPPING_VERDICTS)) for verdicts in verdict_sets)
+    unverified = sum(
+        not verdicts & set(STOPPING_VERDICTS) and Verdict.UNVERIFIED in verdicts for verdicts in verdict_sets
+    )
     lacking = {Verdict.UNSUPPORTED.value, Verdict.XPASS.value}
     only = set(verdict_sets.index[[verdicts <= lacking for verdicts in verdict_sets]])
     unsupported = unjudged_rows[unjudged_rows["case"].isin(only) & unjudged_rows["verdict"].eq(Verdict.UNSUPPORTED)]
@@ -198,28 +200,33 @@ def _coverage_of(frames: Frames, column: Column, judged: int, unjudged_rows: pd.
         if row["case"] not in reasons or reasons[row["case"]][0] in DTYPES:
             reasons[row["case"]] = (row["lacks"] or "", str(row["message"]))
     operations: tuple[str, ...] = ()
-    if absent := {case for case, (lacks, _) in reasons.items() if lacks_function(lacks)}:
-        cases = set(of_column(frames.results, column)["case"]) - absent
+    if absent := {case for case, (lacks, _) in reasons.items() if is_function_missing(lacks)}:
+        cases = set(rows_of_column(frames.results, column)["case"]) - absent
         offered = {frames.cases[case]["operation"] for case in cases}  # without operations folded into another one
         operations = tuple(
             sorted(
                 operation for operation in offered if operation not in OPERATIONS or not OPERATIONS[operation].is_folded
             )
         )
-    return Coverage(column, asked, judged, Lacks.of(reasons.values()), unverified, stopped, operations)
+    return Coverage(column, asked, judged, UnsupportedReasons.of(reasons.values()), unverified, stopped, operations)
 
 
 def _count_similar(messages: Iterable[str]) -> dict[str, int]:
-    """Count messages; those that differ only in numbers count as one, with N for the numbers."""
+    """Count messages; those that differ only in numbers count as one, with N for the numbers.
+
+    Example:
+        >>> _count_similar(["needs 16 keys", "needs 32 keys", "has no mask"])
+        {'"needs N keys"': 2, '"has no mask"': 1}
+    """
     groups: dict[tuple[str, ...], list[list[str]]] = {}
     for message in messages:
         reason = message.removeprefix("NotImplementedError: ").removeprefix("NotImplementedError") or "no reason"
-        groups.setdefault(tuple(_NUMBER.split(reason)), []).append(_NUMBER.findall(reason))
+        groups.setdefault(tuple(_NUMBER_PATTERN.split(reason)), []).append(_NUMBER_PATTERN.findall(reason))
     counts = {}
     for texts, numbers in groups.items():
         shown = [column[0] if len(set(column)) == 1 else "N" for column in zip(*numbers, strict=True)]
         text = "".join(part for pair in zip(texts, [*shown, ""], strict=True) for part in pair)
-        text = text if len(text) <= _MAX_LETTERS else f"{text[: _MAX_LETTERS - 3]}..."
+        text = text if len(text) <= _MAX_REASON_LETTERS else f"{text[: _MAX_REASON_LETTERS - 3]}..."
         counts[f'"{text}"'] = len(numbers)
     return counts
 
@@ -227,28 +234,28 @@ def _count_similar(messages: Iterable[str]) -> dict[str, int]:
 def shortfall_lines(frames: Frames) -> tuple[str, ...]:
     """Return a line for each shortfall of judged cases; any shortfall makes the exit code 3."""
     lines: list[str] = []
-    bad = failing(frames.results)
-    stopped = bad[bad["verdict"].isin(STOPPED)]
+    bad = select_failing(frames.results)
+    stopped = bad[bad["verdict"].isin(STOPPING_VERDICTS)]
     failed = set(zip(stopped["environment"], stopped["implementation"], strict=True))
     for environment, asked in frames.asked.items():
-        covered = [entry for entry in coverage(frames) if entry.column.environment == environment]
+        covered = [entry for entry in coverage_by_column(frames) if entry.column.environment == environment]
         judged = {entry.column.implementation: entry.judged for entry in covered}
         absent = {entry.column.implementation: entry.lacks.not_offered for entry in covered}
         where = f"{environment}: " if len(frames.asked) > 1 else ""
         # An error that fails a comparison already explains why its implementation was not judged.
         if asked.minimum is None:
             judged = {name: count for name, count in judged.items() if count or (environment, name) not in failed}
-        lines += [where + line for line in shortfalls(judged, asked, absent)]
+        lines += [where + line for line in shortfall_sentences(judged, asked, absent)]
     return tuple(lines)
 
 
-def covered_sentences(frames: Frames) -> Iterable[str]:
+def covered_by_others_sentences(frames: Frames) -> Iterable[str]:
     """Count the evaluations that were not requested because others cover them, in a sentence per implementation."""
     results = frames.results
     rows = results[results["lacks"].eq(ALL_CASES) & results["verdict"].eq(Verdict.UNSUPPORTED)]
-    rows = rows.drop_duplicates([*_KEYS, "dtype"])
+    rows = rows.drop_duplicates([*_CASE_KEYS, "dtype"])
     for column in frames.columns:
-        if count := len(of_column(rows, column)):
+        if count := len(rows_of_column(rows, column)):
             few = f"{frames.title(column, with_version=False)} was not asked for {count_noun(count, 'evaluation')}"
             yield f"{few}, which others cover; {ALL_CASES} asks for all."
 
@@ -259,7 +266,7 @@ def undeclared_dtype_sentences(frames: Frames) -> Iterable[str]:
     rows = results[results["lacks"].isin(DTYPES) & results["verdict"].eq(Verdict.UNSUPPORTED)]
     together: dict[tuple[tuple[str, ...], bool], list[str]] = {}
     for column in frames.columns:
-        lacks = set(of_column(rows, column)["lacks"])
+        lacks = set(rows_of_column(rows, column)["lacks"])
         if dtypes := tuple(dtype for dtype in DTYPES if dtype in lacks):
             names = together.setdefault((dtypes, column.key in frames.sources), [])
             names.append(frames.title(column, with_version=False))
@@ -283,7 +290,7 @@ def selection_sentences(frames: Frames) -> Iterable[str]:
         quoted = {**asked.picked, "match": tuple(f'"{pattern}"' for pattern in asked.picked.get("match", ()))}
         parts = [
             f"{words[name]}{'s' if len(picks) > 1 and not words[name].endswith('s') else ''} "
-            f"{join_words(truncate_list(_MAX_PICKS, picks, '{} more'))}"
+            f"{join_words(truncate_list(_MAX_LISTED_PICKS, picks, '{} more'))}"
             for name, picks in quoted.items()
             if picks
         ]
@@ -291,47 +298,51 @@ def selection_sentences(frames: Frames) -> Iterable[str]:
             yield f"{where}: only {'; '.join(parts)}."
 
 
-_KIND = re.compile(r"([a-z ]+) \([^)]*\)(?:, |$)")
+_PADDING_PATTERN = re.compile(r"([a-z ]+) \([^)]*\)(?:, |$)")
 """The padding and its axes, such as zero columns (D 5 to 8, Dv 3 to 8) or masked keys (T 7 to 16)."""
-_FOLDED = "a block mask"
+_FOLDED_MASK_WORDS = "a block mask"
 """The mask for packed sequences if there is no function for them. No implementation requires it."""
 
 
-@once_for_frames
+@cached_for_frames
 def padded_cases(frames: Frames) -> dict[Column, pd.DataFrame]:
     """Return the padded cases of every implementation that has any, a row for each kind of padding."""
     results = frames.results
     rows = results[results["padded"].notna() & results["verdict"].ne(Verdict.UNSUPPORTED)]
-    rows = rows[[*_KEYS, "padded"]].drop_duplicates()
-    rows = rows.assign(kind=rows["padded"].str.findall(_KIND)).explode("kind").drop_duplicates([*_KEYS, "kind"])
-    return {column: padded for column in frames.columns if len(padded := of_column(rows, column))}
+    rows = rows[[*_CASE_KEYS, "padded"]].drop_duplicates()
+    rows = (
+        rows.assign(kind=rows["padded"].str.findall(_PADDING_PATTERN))
+        .explode("kind")
+        .drop_duplicates([*_CASE_KEYS, "kind"])
+    )
+    return {column: padded for column in frames.columns if len(padded := rows_of_column(rows, column))}
 
 
 def padded_sentences(frames: Frames) -> Iterator[str]:
     """Count the padded cases of each implementation by their padding, a sentence each."""
     for column, rows in padded_cases(frames).items():
-        on, is_folded = f"On {frames.title(column, with_version=False)}", rows["kind"].eq(_FOLDED)
+        on, is_folded = f"On {frames.title(column, with_version=False)}", rows["kind"].eq(_FOLDED_MASK_WORDS)
         counts = rows.loc[~is_folded, "kind"].value_counts().sort_index().sort_values(ascending=False, kind="stable")
         if is_folded.any():
-            folded = _case_count(int(is_folded.sum()))
-            yield f"{on}, which has no function for packed sequences, {folded} called with {_FOLDED} instead."
+            folded = f"{_case_count_text(int(is_folded.sum()))} called with {_FOLDED_MASK_WORDS}"
+            yield f"{on}, which has no function for packed sequences, {folded} instead."
         if (~is_folded).any():
             parts = [f"{count:,} with {kind}" for kind, count in counts.items()]
             how = f" with {counts.index[0]}, as it requires" if len(parts) == 1 else ""
             how = (
                 f", as it requires: {join_words(parts)}" if len(parts) > 1 else how
             )  # without a kind, somebody else's rows
-            yield f"{on}, {_case_count(rows.loc[~is_folded, 'case'].nunique())} padded{how}."
+            yield f"{on}, {_case_count_text(rows.loc[~is_folded, 'case'].nunique())} padded{how}."
 
 
-def _case_count(count: int) -> str:
+def _case_count_text(count: int) -> str:
     return "1 case was" if count == 1 else f"{count:,} cases were"
 
 
-_PLACE = ["case", "stage", "called", "index"]
+_NUMBER_PLACE = ["case", "stage", "called", "index"]
 _PLAIN_DECIMAL = re.compile(r"[-+]?\d*\.\d+")
 _MAX_NUMBERS = 3
-OF_DOCUMENTS = (Verdict.MISPRINT, Verdict.XPASS)
+DOCUMENT_VERDICTS = (Verdict.MISPRINT, Verdict.XPASS)
 """Verdicts of numbers that are printed or recorded wrongly, so that no implementation is to blame."""
 
 
@@ -365,31 +376,31 @@ class Misprint:
     """The number of comparisons that fail because of it."""
 
 
-@once_for_frames
-def number_counts(frames: Frames) -> NumberCounts:
+@cached_for_frames
+def count_printed_numbers(frames: Frames) -> NumberCounts:
     """Count the printed numbers of documents, and every other printed number that is wrong or was not compared."""
-    return number_counts_of(frames, list(frames.cases))
+    return count_numbers_of_cases(frames, list(frames.cases))
 
 
-def number_counts_of(frames: Frames, cases: Collection[str]) -> NumberCounts:
+def count_numbers_of_cases(frames: Frames, cases: Collection[str]) -> NumberCounts:
     """Count the printed numbers of some cases."""
     printed = printed_numbers(frames)
     printed = printed[printed["case"].isin(cases)]
-    wrong_call = under_erratum(frames, printed) | (
+    wrong_call = are_under_erratum(frames, printed) | (
         printed["verdict"].eq(Verdict.MISPRINT) & printed["xfail"].astype(bool)
     )
     errata = printed[wrong_call & printed["verdict"].eq(Verdict.MISPRINT)]
-    states = _states(printed[~wrong_call])
+    states = _number_states(printed[~wrong_call])
     return NumberCounts(
         printed=len(states),
-        **{name: int(states.eq(state).sum()) for state, name in enumerate(_STATES)},
-        errata=len(errata[_PLACE].drop_duplicates()),
+        **{name: int(states.eq(state).sum()) for state, name in enumerate(_NUMBER_STATES)},
+        errata=len(errata[_NUMBER_PLACE].drop_duplicates()),
         outdated=sum(misprint.verdict == Verdict.XPASS and misprint.case in cases for misprint in misprints(frames)),
-        not_returned=sum(case in cases for case, _ in _printed_and_not_returned(frames)),
+        not_returned=sum(case in cases for case, _ in _printed_stages_not_returned(frames)),
     )
 
 
-@once_for_frames
+@cached_for_frames
 def printed_numbers(frames: Frames) -> pd.DataFrame:
     """Return the comparisons with printed numbers: all of documents, and those of other sources that do not hold."""
     documents = document_cases(frames).keys()
@@ -398,27 +409,27 @@ def printed_numbers(frames: Frames) -> pd.DataFrame:
     return numbers[numbers["case"].isin(documents) | doubtful]
 
 
-def unverified_on(frames: Frames, column: Column) -> int:
+def count_unverified(frames: Frames, column: Column) -> int:
     """Count the numbers, printed or not, that were not compared on an implementation."""
-    numbers = of_column(frames.numbers, column)
-    return len(numbers[numbers["verdict"].eq(Verdict.UNVERIFIED)][_PLACE].drop_duplicates())
+    numbers = rows_of_column(frames.numbers, column)
+    return len(numbers[numbers["verdict"].eq(Verdict.UNVERIFIED)][_NUMBER_PLACE].drop_duplicates())
 
 
-_STATES = ("hold", "unverified", "missed", "misprints")
+_NUMBER_STATES = ("hold", "unverified", "missed", "misprints")
 """States of a printed number, from harmless to severe."""
 
 
-def _states(numbers: pd.DataFrame) -> pd.Series[int]:
+def _number_states(numbers: pd.DataFrame) -> pd.Series[int]:
     """Return one state per printed number: the worst of its comparisons."""
-    state = pd.Series(_STATES.index("hold"), index=numbers.index)
-    state[numbers["verdict"].eq(Verdict.UNVERIFIED)] = _STATES.index("unverified")
-    state[numbers.index.isin(failing(numbers).index)] = _STATES.index("missed")
-    state[numbers["verdict"].eq(Verdict.MISPRINT)] = _STATES.index("misprints")
-    return state.groupby([numbers[name] for name in _PLACE], dropna=False).max()
+    state = pd.Series(_NUMBER_STATES.index("hold"), index=numbers.index)
+    state[numbers["verdict"].eq(Verdict.UNVERIFIED)] = _NUMBER_STATES.index("unverified")
+    state[numbers.index.isin(select_failing(numbers).index)] = _NUMBER_STATES.index("missed")
+    state[numbers["verdict"].eq(Verdict.MISPRINT)] = _NUMBER_STATES.index("misprints")
+    return state.groupby([numbers[name] for name in _NUMBER_PLACE], dropna=False).max()
 
 
-@once_for_frames
-def _printed_and_not_returned(frames: Frames) -> tuple[tuple[str, str], ...]:
+@cached_for_frames
+def _printed_stages_not_returned(frames: Frames) -> tuple[tuple[str, str], ...]:
     """Return the cases and names of printed stages that no implementation returned."""
     numbers = frames.numbers[frames.numbers["basis"].eq("printed")]
     returned = set(zip(numbers["case"], numbers["stage"], strict=True))
@@ -432,16 +443,18 @@ def _printed_and_not_returned(frames: Frames) -> tuple[tuple[str, str], ...]:
     )
 
 
-@once_for_frames
+@cached_for_frames
 def misprints(frames: Frames) -> tuple[Misprint, ...]:
     """Return the wrongly printed matrices and the outdated errata, once for all implementations and dtypes."""
-    bad = failing(frames.numbers)
-    bad = bad[bad["verdict"].isin(OF_DOCUMENTS)]
-    wrong = [_misprint(frames, key, records(part)) for key, part in groups(bad, ["case", "stage", "verdict"]).items()]
-    return tuple(sorted(wrong, key=lambda misprint: (misprint.case, stage_order(misprint.stage))))
+    bad = select_failing(frames.numbers)
+    bad = bad[bad["verdict"].isin(DOCUMENT_VERDICTS)]
+    wrong = [
+        _make_misprint(frames, key, records(part)) for key, part in split_by(bad, ["case", "stage", "verdict"]).items()
+    ]
+    return tuple(sorted(wrong, key=lambda misprint: (misprint.case, stage_sort_key(misprint.stage))))
 
 
-def _misprint(frames: Frames, key: tuple[str, str, str], rows: Sequence[Mapping[str, Any]]) -> Misprint:
+def _make_misprint(frames: Frames, key: tuple[str, str, str], rows: Sequence[Mapping[str, Any]]) -> Misprint:
     case, stage, verdict = key
     widest = min((str(row["dtype"]) for row in rows), key=DTYPES.index)
     by_index = {str(row["index"]): row for row in rows if row["dtype"] == widest}
@@ -451,7 +464,7 @@ def _misprint(frames: Frames, key: tuple[str, str, str], rows: Sequence[Mapping[
         return Misprint(case, stage, called, verdict, str(rows[0]["message"]), (), len(rows))
     rounded = {expected["name"] for expected in frames.cases[case]["expected"] if not expected.get("digits")}
     sentences = [
-        f"{element_in(frames.cases[case], row, called)} is printed as {text}, "
+        f"{element_text(frames.cases[case], row, called)} is printed as {text}, "
         f"should be {_correct_print(row) if called in rounded else _distinct_exact_text(row)}"
         for row, (_, text, _) in zip(by_index.values(), numbers, strict=True)
     ]

@@ -21,24 +21,24 @@ from urllib.parse import quote, urlsplit
 from attncheck.common.errors import ExitCode
 from attncheck.common.wording import AND, BESIDE, BUT, BY_ITSELF, DocumentLayout, count_noun, join_words
 from attncheck.execution.user_code import declaration
-from attncheck.reports.failure_patterns import MISSING_CAPABILITIES, common_features
-from attncheck.reports.failures import failures
+from attncheck.reports.failure_patterns import MISSING_CAPABILITIES, confirmed_patterns
+from attncheck.reports.failures import find_failures
 from attncheck.reports.frames import (
     Column,
     Frames,
-    begins_of,
-    by_key,
-    expected_failures,
-    failing,
-    groups,
+    cached_for_frames,
+    document_layout,
+    first_failing_stages,
+    group_by_key,
     is_document,
-    layout_in,
-    once_for_frames,
     records,
-    stage_order,
+    select_expected_failures,
+    select_failing,
+    split_by,
+    stage_sort_key,
 )
 from attncheck.reports.json_documents import Failure
-from attncheck.reports.one_failure import how_wrong
+from attncheck.reports.one_failure import wrong_element_text
 from attncheck.spec import (
     ACCURACY_OF_FLOAT32,
     ACCURACY_PREFIX,
@@ -50,16 +50,16 @@ from attncheck.spec import (
 from attncheck.spec.verdicts import Verdict
 
 Row = Mapping[str, Any]
-Diagnosed = Mapping[tuple[str, str, str], Row]
+DiagnosedRows = Mapping[tuple[str, str, str], Row]
 """Rows with a diagnosis, by case, environment and implementation."""
 _MAX_CAUSES = 5
 """Causes that are named for one implementation."""
-_SCALES = re.compile(r"is that of scale (\S+) \(given (\S+)\)")
-_EXACT_SCALE = re.compile(r"is exactly that of scale ([^\s,]+)(?:, (.+),)? instead of")
+_SCALE_PATTERN = re.compile(r"is that of scale (\S+) \(given (\S+)\)")
+_EXACT_SCALE_PATTERN = re.compile(r"is exactly that of scale ([^\s,]+)(?:, (.+),)? instead of")
 _DEFAULT_SCALE = "the default scale is"
 _SCALE_TOLERANCE = 2e-3
 """Scales are written with four digits."""
-_CALL_SPECIFIC = re.compile(r"\([^()]*\)|\[[^][]*\]|\d[\d.,e+-]*")
+_CALL_SPECIFIC_PATTERN = re.compile(r"\([^()]*\)|\[[^][]*\]|\d[\d.,e+-]*")
 """The parts of an error's message that differ between calls: shapes, indices and numbers."""
 
 
@@ -114,19 +114,19 @@ class Defect:
         return self.first.environment, self.first.implementation
 
 
-@once_for_frames
-def defects(frames: Frames) -> tuple[Defect, ...]:
+@cached_for_frames
+def find_defects(frames: Frames) -> tuple[Defect, ...]:
     """Return the defects: wrong numbers, then calls that did not run, then wrong documents and lists.
 
     Among each of these, the defect of most cases comes first, and an accuracy without a cause comes last.
     """
-    rows = failing(frames.results)
+    rows = select_failing(frames.results)
     rows = rows[rows["diagnosis"].notna() & rows["diagnosis"].ne("")]
-    first = {itemgetter(*_PLACE)(row): row for row in reversed(records(rows))}
+    first = {itemgetter(*_EVALUATION_FIELDS)(row): row for row in reversed(records(rows))}
     # An untried call comes after the failure because of which it was not tried.
     return tuple(
         sorted(
-            group_by_defect(frames, failures(frames), first),
+            group_by_defect(frames, find_failures(frames), first),
             key=lambda of: (
                 not of.is_shown_by_calls,
                 _did_not_run(of.first),
@@ -138,10 +138,10 @@ def defects(frames: Frames) -> tuple[Defect, ...]:
     )
 
 
-def group_by_defect(frames: Frames, all_failures: Iterable[Failure], diagnosed: Diagnosed) -> list[Defect]:
+def group_by_defect(frames: Frames, all_failures: Iterable[Failure], diagnosed: DiagnosedRows) -> list[Defect]:
     """Group failures by defect, in the order of each defect's first failure."""
-    numbered_groups = by_key(enumerate(all_failures), lambda pair: _defect_key(pair[1], diagnosed, pair[0]))
-    return [_defect(frames, [failure for _, failure in pairs], diagnosed) for pairs in numbered_groups.values()]
+    numbered_groups = group_by_key(enumerate(all_failures), lambda pair: _defect_key(pair[1], diagnosed, pair[0]))
+    return [_make_defect(frames, [failure for _, failure in pairs], diagnosed) for pairs in numbered_groups.values()]
 
 
 def diagnosis_sentence(causing: Sequence[Defect]) -> str:
@@ -159,7 +159,7 @@ def diagnosis_sentence(causing: Sequence[Defect]) -> str:
     meant = {  # readings that an author may intend: conventions, and readings that can be declared
         part
         for defect in named
-        for part, option in zip(defect.diagnosis.split(AND), _declarations(defect), strict=True)
+        for part, option in zip(defect.diagnosis.split(AND), _convention_declarations(defect), strict=True)
         if option or defect.first.verdict == Verdict.SEMANTIC
     }
     rest = list(dict.fromkeys(case for defect in unnamed for case in defect.cases))
@@ -167,8 +167,8 @@ def diagnosis_sentence(causing: Sequence[Defect]) -> str:
     unexplained = {case for cause in causes if cause.name not in meant for case in cause.cases}.union(rest)
     if len(unexplained) > len({case for cause in causes if cause.name in meant for case in cause.cases}):
         meant = set()  # more likely, another fault makes these cases look like a convention
-    texts = _counted_texts([cause for cause in causes if cause.name in meant])
-    others = _counted_texts([cause for cause in causes if cause.name not in meant])
+    texts = _count_causes_text([cause for cause in causes if cause.name in meant])
+    others = _count_causes_text([cause for cause in causes if cause.name not in meant])
     if rest:
         where = f": {rest[0]}" if len(rest) == 1 else f", the first {rest[0]}"
         taken = f"{BY_ITSELF}{hint}" if hint else ""
@@ -182,7 +182,7 @@ def diagnosis_sentence(causing: Sequence[Defect]) -> str:
     return f"{outcome}: {'; '.join(texts)}{'; what is left: ' if others else ''}{'; '.join(others)}"
 
 
-def _counted_texts(causes: Sequence[_Cause]) -> list[str]:
+def _count_causes_text(causes: Sequence[_CauseCases]) -> list[str]:
     """Return the causes of most cases, each with its number of cases, and the number of cases with other causes."""
     more = {case for cause in causes[_MAX_CAUSES:] for case in cause.cases}
     texts = [f"{cause.text} ({count_noun(len(cause.cases), 'case')})" for cause in causes[:_MAX_CAUSES]]
@@ -199,18 +199,18 @@ def declaration_lines(frames: Frames) -> list[str]:
     lines = [
         (column, line)
         for column in failing
-        for line in (_convention_line(frames, column), _capability_line(frames, column), alike[column])
+        for line in (_convention_declaration(frames, column), _capability_declaration(frames, column), alike[column])
     ]
     return [f"{frames.title(column, with_version=False)}: {line}" for column, line in lines if line]
 
 
-def _convention_line(frames: Frames, column: Column) -> str:
+def _convention_declaration(frames: Frames, column: Column) -> str:
     asked = frames.asked[column.environment]
     if column.implementation not in asked.own:
         return ""
     by_cases = sorted(defects_of(frames, column), key=lambda defect: -len(defect.cases))
     numeric = [defect for defect in by_cases if defect.is_shown_by_calls and defect.first.verdict in _WRONG_NUMBERS]
-    options = [_declarations(defect) for defect in numeric]
+    options = [_convention_declarations(defect) for defect in numeric]
     conventions = [option for of in options for option in of if option is not None]
     if not options or not all(options) or len(conventions) < sum(map(len, options)):
         return ""  # a convention explains only some of the failing cases: more likely it is a fault
@@ -222,7 +222,7 @@ def _convention_line(frames: Frames, column: Column) -> str:
     return f"if it means {them}, declare it: {_declaration_code(frames, column, 'conventions', table)}"
 
 
-_LACKS = {
+_LACKING_CAPABILITY_WORDS = {
     "grouped_heads": "does not support grouped-query attention",
     "value_width": "requires values as wide as the keys",
     "dtypes": "supports only float32",
@@ -230,14 +230,14 @@ _LACKS = {
 """Missing capabilities, in words."""
 
 
-def _capability_line(frames: Frames, column: Column) -> str:
+def _capability_declaration(frames: Frames, column: Column) -> str:
     """Return the declaration of the capabilities that a user's function lacks: those whose cases all fail."""
     if column.implementation not in frames.asked[column.environment].own:
         return ""
     own_defects = defects_of(frames, column)
     where = [
         pattern
-        for pattern in common_features(frames)
+        for pattern in confirmed_patterns(frames)
         if pattern.column == column and pattern.failing == pattern.holding
     ]
     lacking: dict[str, Any] = {
@@ -245,7 +245,7 @@ def _capability_line(frames: Frames, column: Column) -> str:
     }
     if any(defect.is_computed_in_float32 for defect in own_defects):
         lacking["dtypes"] = ["float32"]
-    words = join_words([_LACKS[name] for name in lacking])
+    words = join_words([_LACKING_CAPABILITY_WORDS[name] for name in lacking])
     return f"if it {words}, declare it: {_declaration_code(frames, column, 'capabilities', lacking)}" if lacking else ""
 
 
@@ -254,7 +254,7 @@ def _declaration_code(frames: Frames, column: Column, name: str, table: Mapping[
     return declaration(file, column.implementation.partition(".")[2], name, table)
 
 
-class _Cause(NamedTuple):
+class _CauseCases(NamedTuple):
     """A reading, its words, and the cases that show it."""
 
     name: str
@@ -262,7 +262,7 @@ class _Cause(NamedTuple):
     cases: Collection[str]
 
 
-def _cases_by_cause(named: Sequence[Defect]) -> list[_Cause]:
+def _cases_by_cause(named: Sequence[Defect]) -> list[_CauseCases]:
     """Return the causes, that of most cases first and an accuracy last; a case counts for each of its causes."""
     pairs = [(defect.diagnosis.split(AND), defect.text.split(BESIDE)) for defect in named]
     texts = dict(chain.from_iterable(zip(*pair, strict=True) for pair in pairs if len(pair[0]) == len(pair[1]) > 1))
@@ -272,11 +272,11 @@ def _cases_by_cause(named: Sequence[Defect]) -> list[_Cause]:
         parts = defect.diagnosis.split(AND)
         for part in parts if texts.keys() >= set(parts) else [defect.diagnosis]:
             cases.setdefault(part, {}).update(dict.fromkeys(defect.cases))
-    causes = (_Cause(name, texts[name], of_it) for name, of_it in cases.items())
+    causes = (_CauseCases(name, texts[name], of_it) for name, of_it in cases.items())
     return sorted(causes, key=lambda cause: (cause.name.startswith(ACCURACY_PREFIX), -len(cause.cases)))
 
 
-def _declarations(defect: Defect) -> list[tuple[str, str] | None]:
+def _convention_declarations(defect: Defect) -> list[tuple[str, str] | None]:
     """Return the convention and value that declare each reading of a defect; None for undeclarable readings."""
     if not defect.diagnosis:
         return []
@@ -289,7 +289,7 @@ def _declarations(defect: Defect) -> list[tuple[str, str] | None]:
 
 def defects_of(frames: Frames, column: Column) -> list[Defect]:
     """Return the defects of one implementation."""
-    return [defect for defect in defects(frames) if defect.column == column.key]
+    return [defect for defect in find_defects(frames) if defect.column == column.key]
 
 
 def _is_shown_by_calls(failure: Failure) -> bool:
@@ -300,25 +300,25 @@ def _did_not_run(failure: Failure) -> bool:
     return not failure.stage and Verdict(failure.verdict).exit_code is ExitCode.NOT_RUN
 
 
-_PLACE = ("case", "environment", "implementation")
-_place = attrgetter(*_PLACE)
+_EVALUATION_FIELDS = ("case", "environment", "implementation")
+_evaluation_of = attrgetter(*_EVALUATION_FIELDS)
 
 
-def _defect_key(failure: Failure, diagnosed: Diagnosed, number: int) -> tuple[object, ...]:
+def _defect_key(failure: Failure, diagnosed: DiagnosedRows, number: int) -> tuple[object, ...]:
     if not _is_shown_by_calls(failure):
         return (number,)
     if _did_not_run(failure):
-        alike: tuple[object, ...] = (failure.verdict, _CALL_SPECIFIC.sub("", failure.message))
-    elif diagnosis := diagnosed.get(_place(failure)):
+        alike: tuple[object, ...] = (failure.verdict, _CALL_SPECIFIC_PATTERN.sub("", failure.message))
+    elif diagnosis := diagnosed.get(_evaluation_of(failure)):
         alike = (diagnosis["diagnosis"],)
     else:
         alike = (failure.verdict, failure.stage)
     return failure.environment, failure.implementation, *alike
 
 
-def _defect(frames: Frames, group: Sequence[Failure], diagnosed: Diagnosed) -> Defect:
+def _make_defect(frames: Frames, group: Sequence[Failure], diagnosed: DiagnosedRows) -> Defect:
     first, dtypes = group[0], {failure.dtype for failure in group}
-    places = [] if _did_not_run(first) else map(_place, group)
+    places = [] if _did_not_run(first) else map(_evaluation_of, group)
     named = [diagnosed[place] for place in places if place in diagnosed]
     text = _cause_text(frames, list({row["case"]: row for row in named}.values())) if named else first.message
     defect = Defect(
@@ -329,7 +329,7 @@ def _defect(frames: Frames, group: Sequence[Failure], diagnosed: Diagnosed) -> D
         dtypes=tuple(sorted(dtypes, key=[*DTYPES, *sorted(dtypes - set(DTYPES))].index)),
         evaluations=len(group),
         rows=sum(failure.rows for failure in group),
-        how_wrong=how_wrong(first, _layout_of_element(frames, first), of_several=len(dtypes) > 1),
+        how_wrong=wrong_element_text(first, _layout_of_element(frames, first), of_several=len(dtypes) > 1),
     )
     return replace(defect, text="float64 is as accurate as float32") if defect.is_computed_in_float32 else defect
 
@@ -339,21 +339,23 @@ def _layout_of_element(frames: Frames, failure: Failure) -> DocumentLayout | Non
     case = frames.cases.get(failure.case)
     if case is None or not is_document(case):
         return None
-    rows = failing(frames.results)
+    rows = select_failing(frames.results)
     of_stage = rows[rows["case"].eq(failure.case) & rows["stage"].eq(failure.element_stage or "")]
-    return next((layout_in(case, row) for row in records(of_stage)), None)
+    return next((document_layout(case, row) for row in records(of_stage)), None)
 
 
 def _cause_text(frames: Frames, rows: Sequence[Row]) -> str:
     """Describe the cause that rows of one diagnosis share."""
     default = "default " if all(frames.cases[row["case"]]["options"].get("scale") is None for row in rows) else ""
-    scales = [match for row in rows if (match := _SCALES.search(row["message"]))]
+    scales = [match for row in rows if (match := _SCALE_PATTERN.search(row["message"]))]
     if len(scales) == len(rows):  # every case may have the right scale times the same number
         first, *others = [float(match[1]) / float(match[2]) for match in scales if float(match[2])] or [math.nan]
         if not all(abs(scale - first) <= _SCALE_TOLERANCE * abs(first) for scale in (first, *others)):
             return "the scale is another one"
         return f"the {default}scale is {first:.4g} times the right one"
-    exact = [(match[2] or match[1]).split(" or ") for row in rows if (match := _EXACT_SCALE.search(row["message"]))]
+    exact = [
+        (match[2] or match[1]).split(" or ") for row in rows if (match := _EXACT_SCALE_PATTERN.search(row["message"]))
+    ]
     if len(exact) == len(rows) and (alike := [text for text in exact[0] if all(text in texts for texts in exact)]):
         return f"the {default}scale is {' or '.join(alike)}"
     if AND in str(rows[0]["diagnosis"]):
@@ -368,7 +370,7 @@ def _cause_text(frames: Frames, rows: Sequence[Row]) -> str:
     return "; ".join(part for part in parts[0] if all(part in texts for texts in parts))
 
 
-_MAX_SHOWN = 3
+_MAX_COMMANDS = 3
 
 
 def first_commands(frames: Frames) -> list[str]:
@@ -376,11 +378,11 @@ def first_commands(frames: Frames) -> list[str]:
 
     A wrongly printed number belongs to no implementation and has no dtype, so it has no command.
     """
-    of_columns = by_key(
-        (defect for defect in defects(frames) if defect.is_shown_by_calls), lambda defect: defect.column
+    of_columns = group_by_key(
+        (defect for defect in find_defects(frames) if defect.is_shown_by_calls), lambda defect: defect.column
     )
     commands = (line for column_defects, *_ in of_columns.values() for line in column_defects.first.next[:1])
-    return list(islice(commands, _MAX_SHOWN))
+    return list(islice(commands, _MAX_COMMANDS))
 
 
 EXPECTED_FAILURES_NOTE = (
@@ -394,12 +396,12 @@ EMPTY_ROWS_NOTE = (
     "asks for. The own convention of another fails no run where it is declared or recorded, or where a case asks for "
     "uniform or nan."
 )
-_KEYS = ["environment", "implementation", "verdict", "reason", "thread"]
-_OTHERWISE = "something else"
-EMPTY_ROWS_WORDS = (*reversed([*EMPTY_ROWS.values()]), _OTHERWISE)
-_OF_ADDRESSES = ":/?#[]@!$&'*+,;=%~"
+_EXPECTED_FAILURE_KEYS = ["environment", "implementation", "verdict", "reason", "thread"]
+_OTHER_RESULT = "something else"
+EMPTY_ROWS_WORDS = (*reversed([*EMPTY_ROWS.values()]), _OTHER_RESULT)
+_ADDRESS_CHARACTERS = ":/?#[]@!$&'*+,;=%~"
 """Characters that stay unquoted in an address: none that ends it in Markdown or HTML, such as brackets."""
-_ISSUE = re.compile(r"([\w.-]+/[\w.-]+)#([0-9]+)", re.ASCII)
+_ISSUE_PATTERN = re.compile(r"([\w.-]+/[\w.-]+)#([0-9]+)", re.ASCII)
 
 
 def expected_failure_groups(frames: Frames) -> list[Row]:
@@ -407,20 +409,31 @@ def expected_failure_groups(frames: Frames) -> list[Row]:
 
     A row has their cases and dtypes, and the first stage at which one begins.
     """
-    expected = expected_failures(frames.results)
+    expected = select_expected_failures(frames.results)
     texts = {name: expected[name].fillna("") for name in ("reason", "thread")}
-    groups = expected.assign(**texts, begins_at=begins_of(expected)).astype(object).groupby(_KEYS, as_index=False)
+    groups = (
+        expected.assign(**texts, begins_at=first_failing_stages(expected))
+        .astype(object)
+        .groupby(_EXPECTED_FAILURE_KEYS, as_index=False)
+    )
     rows = groups.agg(
         cases=("case", lambda cases: tuple(sorted(set(cases)))),
         dtypes=("dtype", lambda dtypes: tuple(dtype for dtype in DTYPES if dtype in set(dtypes))),
-        begins_at=("begins_at", lambda stages: min(set(stages), key=stage_order)),
+        begins_at=("begins_at", lambda stages: min(set(stages), key=stage_sort_key)),
     )
     return list(records(rows))
 
 
-def address_of(thread: str) -> str:
-    """Return the address of owner/name#number or of an https link; empty for other texts, which are not linked."""
-    if issue := _ISSUE.fullmatch(thread):
+def thread_address(thread: str) -> str:
+    """Return the address of owner/name#number or of an https link; empty for other texts, which are not linked.
+
+    Example:
+        >>> thread_address("pytorch/pytorch#12")
+        'https://github.com/pytorch/pytorch/issues/12'
+        >>> thread_address("a mail of May")
+        ''
+    """
+    if issue := _ISSUE_PATTERN.fullmatch(thread):
         repository, number = issue.groups()
         return f"https://github.com/{repository}/issues/{number}"
     try:
@@ -428,10 +441,10 @@ def address_of(thread: str) -> str:
     except ValueError:
         return ""
     plain = not any(character.isspace() or not character.isprintable() for character in thread)
-    return quote(thread, safe=_OF_ADDRESSES) if parts.scheme == "https" and parts.hostname and plain else ""
+    return quote(thread, safe=_ADDRESS_CHARACTERS) if parts.scheme == "https" and parts.hostname and plain else ""
 
 
-def empty_rows(frames: Frames) -> Mapping[Column, Counter[str]] | None:
+def count_empty_row_results(frames: Frames) -> Mapping[Column, Counter[str]] | None:
     """Count, for each implementation, the cases by their result for a query without a key.
 
     Return None if all results are the requested ones.
@@ -440,11 +453,11 @@ def empty_rows(frames: Frames) -> Mapping[Column, Counter[str]] | None:
     differing = results.loc[results["empty_rows"].notna(), "case"].unique()
     results = results[results["case"].isin(differing) & results["stage"].ne("")]
     counts: dict[tuple[str, ...], Counter[str]] = {}
-    for (case, *key), part in groups(results, ["case", "environment", "implementation"]).items():
+    for (case, *key), part in split_by(results, ["case", "environment", "implementation"]).items():
         values = {value for value in part["empty_rows"].dropna() if value in EMPTY_ROWS}
         if not values and part["verdict"].eq(Verdict.AGREE).all():
             meant = frames.cases[case]["options"].get("empty_rows")
             values = {meant if meant in EMPTY_ROWS else DEFAULT_EMPTY_ROWS}
-        word = EMPTY_ROWS[values.pop()] if len(values) == 1 else _OTHERWISE
+        word = EMPTY_ROWS[values.pop()] if len(values) == 1 else _OTHER_RESULT
         counts.setdefault(tuple(key), Counter())[word] += 1
     return {column: counts[column.key] for column in frames.columns if column.key in counts} or None

@@ -43,20 +43,20 @@ from attncheck.judging.compare import Tier, noise_limit
 from attncheck.reports import comparison
 from attncheck.reports.cells import FAILS_A_RUN, cell_table
 from attncheck.reports.defects import expected_failure_groups
-from attncheck.reports.document_model import Block, Items, Mark, Page, Section, Table, Text, more_in
+from attncheck.reports.document_model import Block, Items, Mark, Page, Section, Table, Text, more_in_files
 from attncheck.reports.failures import failures_by_case
-from attncheck.reports.frames import Frames, environment_facts, failing, make_frames, records
+from attncheck.reports.frames import Frames, environment_facts, make_frames, records, select_failing
 from attncheck.reports.json_documents import BisectionDocument, DifferenceDocument, DifferenceRecord, opening
-from attncheck.reports.markdown import page_text
+from attncheck.reports.markdown import render_page_markdown
 from attncheck.reports.merge import merge_runs
-from attncheck.reports.outcome import first_of_each, rows_of
+from attncheck.reports.outcome import first_command_of_each, rows_of
 from attncheck.reports.terminal import Line
 from attncheck.reports.write import write_csv, write_parquet, write_texts
 from attncheck.results.reader import find_runs, read_runs
 from attncheck.results.records import changed
 from attncheck.spec.verdicts import Verdict
 
-_KEYS = list(comparison.Evaluation._fields)
+_EVALUATION_KEYS = list(comparison.Evaluation._fields)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,12 +91,12 @@ class Difference:
         return ExitCode.DISAGREE if self.verdicts["change"].eq(comparison.WORSE).any() else ExitCode.AGREE
 
 
-def make_difference(before: Frames, after: Frames, titles: tuple[str, str]) -> Difference:
-    """Compare two results, whose environments have the same labels (``matched_runs``).
+def compare_frames(before: Frames, after: Frames, titles: tuple[str, str]) -> Difference:
+    """Compare two results, whose environments have the same labels (``with_matching_labels``).
 
     Raises ``UsageError`` if they have no evaluation in common.
     """
-    first, second = outcomes(before), outcomes(after)
+    first, second = frames_outcomes(before), frames_outcomes(after)
     both = first.keys() & second.keys()
     if not both:
         raise UsageError(_no_overlap_message(first, second, titles))
@@ -105,18 +105,18 @@ def make_difference(before: Frames, after: Frames, titles: tuple[str, str]) -> D
         for case in before.cases.keys() & after.cases.keys()
         if (lines := _case_differences(before.cases[case], after.cases[case], computed=True))
     }
-    changes = comparison.changes({key: first[key] for key in both}, {key: second[key] for key in both})
+    changes = comparison.outcome_changes({key: first[key] for key in both}, {key: second[key] for key in both})
     rows = [{**change, "case_changed": change["case"] in differing} for change in changes]
-    verdicts = typed(rows, VERDICT_CHANGES)
+    verdicts = to_typed_frame(rows, VERDICT_CHANGE_COLUMNS)
     errors = error_changes(*(frames.results[~frames.results["case"].isin(differing)] for frames in (before, after)))
     problems = [(title, note) for title, of in zip(titles, (before, after), strict=True) for note in of.problems]
     return Difference(
         before=titles[0],
         after=titles[1],
         compared=len(both),
-        only=_only_in_one(first, second),
+        only=_count_in_one_only(first, second),
         verdicts=verdicts,
-        errors=errors[~_evaluations(errors).isin(_evaluations(verdicts))].reset_index(drop=True),
+        errors=errors[~_evaluation_index(errors).isin(_evaluation_index(verdicts))].reset_index(drop=True),
         expected_failures=expected_failure_changes(before, after),
         cases=_case_changes(before, after, first, second),
         environments=environment_changes(before, after),
@@ -124,17 +124,17 @@ def make_difference(before: Frames, after: Frames, titles: tuple[str, str]) -> D
     )
 
 
-def _evaluations(frame: pd.DataFrame) -> pd.MultiIndex:
-    return pd.MultiIndex.from_frame(frame[_KEYS].astype(object))
+def _evaluation_index(frame: pd.DataFrame) -> pd.MultiIndex:
+    return pd.MultiIndex.from_frame(frame[_EVALUATION_KEYS].astype(object))
 
 
-def outcomes(frames: Frames) -> dict[comparison.Evaluation, comparison.Outcome]:
+def frames_outcomes(frames: Frames) -> dict[comparison.Evaluation, comparison.Outcome]:
     """Return the outcome of every evaluation."""
-    wrong = frames.results[frames.results["verdict"].ne(Verdict.AGREE)].drop_duplicates(_KEYS)
-    messages = {_key(row): row["message"] for row in records(wrong[[*_KEYS, "message"]])}
+    wrong = frames.results[frames.results["verdict"].ne(Verdict.AGREE)].drop_duplicates(_EVALUATION_KEYS)
+    messages = {_row_evaluation(row): row["message"] for row in records(wrong[[*_EVALUATION_KEYS, "message"]])}
     outcome_by_key = {
         (key := comparison.Evaluation(column.environment, column.implementation, case, dtype)): comparison.Outcome(
-            comparison.level_of(cell.verdict) if cell.state in FAILS_A_RUN else comparison.HARMLESS,
+            comparison.severity_of_verdict(cell.verdict) if cell.state in FAILS_A_RUN else comparison.HARMLESS,
             cell.word,
             cell.stage,
             message=messages.get(key, ""),
@@ -143,21 +143,21 @@ def outcomes(frames: Frames) -> dict[comparison.Evaluation, comparison.Outcome]:
         for column, cells in row.items()
         for dtype, cell in cells.items()
     }
-    bad = pd.concat([failing(frames.results), failing(frames.numbers)])[[*_KEYS, "verdict"]]
+    bad = pd.concat([select_failing(frames.results), select_failing(frames.numbers)])[[*_EVALUATION_KEYS, "verdict"]]
     is_stale = bad["verdict"].eq(Verdict.XPASS)  # an expected failure or erratum that no longer happens
-    xpassed = set(map(_key, records(bad[is_stale]))) - set(map(_key, records(bad[~is_stale])))
+    xpassed = set(map(_row_evaluation, records(bad[is_stale]))) - set(map(_row_evaluation, records(bad[~is_stale])))
     for failure in failures_by_case(frames):
-        key = _key(vars(failure))
+        key = _row_evaluation(vars(failure))
         outcome = outcome_by_key.get(key)
         # A pair that differs although no stage is blamed leaves the cell itself harmless.
         word = outcome.word if outcome is not None and outcome.level else failure.verdict
-        level = comparison.HARMLESS if key in xpassed else comparison.level_of(word)
+        level = comparison.HARMLESS if key in xpassed else comparison.severity_of_verdict(word)
         outcome_by_key[key] = comparison.Outcome(level, word, failure.stage, message=failure.message)
     return outcome_by_key
 
 
-def _key(row: Mapping[str, Any]) -> comparison.Evaluation:
-    return comparison.Evaluation(*(row[name] for name in _KEYS))
+def _row_evaluation(row: Mapping[str, Any]) -> comparison.Evaluation:
+    return comparison.Evaluation(*(row[name] for name in _EVALUATION_KEYS))
 
 
 def _no_overlap_message(first: comparison.Outcomes, second: comparison.Outcomes, titles: tuple[str, str]) -> str:
@@ -165,7 +165,7 @@ def _no_overlap_message(first: comparison.Outcomes, second: comparison.Outcomes,
     for title, of in zip(titles, (first, second), strict=True):
         if not of:
             return f"nothing can be compared: {title} has no results"
-    for column, name in enumerate(_KEYS):
+    for column, name in enumerate(_EVALUATION_KEYS):
         names = [sorted({key[column] for key in of}) for of in (first, second)]
         if not set(names[0]) & set(names[1]):
             listed = [", ".join(values[:3]) + (", ..." if len(values) > 3 else "") for values in names]
@@ -176,7 +176,7 @@ def _no_overlap_message(first: comparison.Outcomes, second: comparison.Outcomes,
     return f"nothing can be compared: {titles[0]} and {titles[1]} have no evaluation in common"
 
 
-def _only_in_one(first: comparison.Outcomes, second: comparison.Outcomes) -> tuple[int, int]:
+def _count_in_one_only(first: comparison.Outcomes, second: comparison.Outcomes) -> tuple[int, int]:
     """Count the evaluations that only one has, among implementations and cases that both have."""
     columns = {key[:2] for key in first} & {key[:2] for key in second}
     cases = {key[2] for key in first} & {key[2] for key in second}
@@ -203,12 +203,12 @@ def _case_changes(
         lines = _case_differences(old, new) if old and new else []
         if lines or change != "changed":
             rows.append((change, case, (fails_now if new else fails_before)[case], "; ".join(lines)))
-    return typed(rows, CASE_CHANGES)
+    return to_typed_frame(rows, CASE_CHANGE_COLUMNS)
 
 
-_ERROR_KEYS = [*_KEYS, "stage"]
-_GROWTH = 2.0
-_MEASURES = {
+_ERROR_KEYS = [*_EVALUATION_KEYS, "stage"]
+_MIN_GROWTH = 2.0
+_MEASURE_COLUMNS = {
     "accumulated": {"z": "largest_z", "mean": "mean_z", "ratio": "ratio", "tier": "tier"},
     "introduced": {"z": "introduced_z", "ratio": "introduced_ratio", "tier": "introduced_tier"},
 }
@@ -217,11 +217,11 @@ _MEASURES = {
 def error_changes(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
     """Return the errors that grew or shrank between two ``results`` frames whose environments have the same names."""
     parts = [
-        _changes(lower, higher, change, measure)
-        for measure in _MEASURES
+        _grown_errors(lower, higher, change, measure)
+        for measure in _MEASURE_COLUMNS
         for change, lower, higher in (("grew", before, after), ("shrank", after, before))
     ]
-    changes = typed(pd.concat(parts), ERROR_CHANGES)
+    changes = to_typed_frame(pd.concat(parts), ERROR_CHANGE_COLUMNS)
     if changes.empty:
         return changes
     # One line per stage: the measure in which it is larger.
@@ -230,17 +230,17 @@ def error_changes(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
     return changes.drop_duplicates(["change", *_ERROR_KEYS]).drop(columns="largest").reset_index(drop=True)
 
 
-def _changes(lower: pd.DataFrame, higher: pd.DataFrame, change: str, measure: str) -> pd.DataFrame:
-    names = _MEASURES[measure]
+def _grown_errors(lower: pd.DataFrame, higher: pd.DataFrame, change: str, measure: str) -> pd.DataFrame:
+    names = _MEASURE_COLUMNS[measure]
     is_noisy = higher[names["tier"]].notna() & higher[names["tier"]].ne(Tier.WITHIN)
-    is_noisy |= higher[names["z"]].gt(_limits(higher["shape"]))
+    is_noisy |= higher[names["z"]].gt(_z_limits(higher["shape"]))
     low, high = ("before", "after") if change == "grew" else ("after", "before")
     joined = _measurements(higher[is_noisy], names, high).merge(_measurements(lower, names, low), on=_ERROR_KEYS)
     known_limit = joined[f"{high}_z"] > joined[f"{high}_limit"]
     new_tier = joined[f"{high}_tier"].ne(Tier.WITHIN) & joined[f"{low}_tier"].eq(Tier.WITHIN)
-    grown = joined[f"{high}_z"] > _GROWTH * joined[f"{low}_z"]
+    grown = joined[f"{high}_z"] > _MIN_GROWTH * joined[f"{low}_z"]
     if "mean" in names:
-        grown |= joined[f"{high}_mean"] > _GROWTH * joined[f"{low}_mean"]
+        grown |= joined[f"{high}_mean"] > _MIN_GROWTH * joined[f"{low}_mean"]
     return joined[(known_limit | new_tier) & grown].assign(change=change, measure=measure)
 
 
@@ -248,10 +248,10 @@ def _measurements(rows: pd.DataFrame, names: Mapping[str, str], when: str) -> pd
     """Return the keys and measurements of measured rows, under the same names for both measures."""
     kept = rows[rows[names["z"]].notna()]
     measured = kept[_ERROR_KEYS].assign(**{f"{when}_{measure}": kept[column] for measure, column in names.items()})
-    return measured.assign(**{f"{when}_limit": _limits(kept["shape"])})
+    return measured.assign(**{f"{when}_limit": _z_limits(kept["shape"])})
 
 
-def _limits(shapes: pd.Series[str]) -> pd.Series[float]:
+def _z_limits(shapes: pd.Series[str]) -> pd.Series[float]:
     """Return the limit of z for tensors of each shape, written 1x2x5x5."""
     lengths = {
         text: [int(length) for length in text.split("x") if length.isdigit()] for text in shapes.dropna().unique()
@@ -260,49 +260,69 @@ def _limits(shapes: pd.Series[str]) -> pd.Series[float]:
     return shapes.map(limits).astype("float64")
 
 
-VERDICT_CHANGES = ("change", *_KEYS, "before", "before_stage", "after", "after_stage", "case_changed", "message")
-ERROR_MEASURES = ("before_z", "after_z", "before_ratio", "after_ratio")
-ERROR_CHANGES = ("change", *_ERROR_KEYS, "measure", *ERROR_MEASURES, "before_tier", "after_tier")
-KNOWN_CHANGES = ("change", *_KEYS[:2], "verdict", "stage", "before_cases", "after_cases", "reason", "thread")
-CASE_CHANGES = ("change", "case", "failing", "what")
-ENVIRONMENT_CHANGES = ("change", "environment", "what", "before", "after")
+VERDICT_CHANGE_COLUMNS = (
+    "change",
+    *_EVALUATION_KEYS,
+    "before",
+    "before_stage",
+    "after",
+    "after_stage",
+    "case_changed",
+    "message",
+)
+ERROR_MEASURE_COLUMNS = ("before_z", "after_z", "before_ratio", "after_ratio")
+ERROR_CHANGE_COLUMNS = ("change", *_ERROR_KEYS, "measure", *ERROR_MEASURE_COLUMNS, "before_tier", "after_tier")
+KNOWN_CHANGE_COLUMNS = (
+    "change",
+    *_EVALUATION_KEYS[:2],
+    "verdict",
+    "stage",
+    "before_cases",
+    "after_cases",
+    "reason",
+    "thread",
+)
+CASE_CHANGE_COLUMNS = ("change", "case", "failing", "what")
+ENVIRONMENT_CHANGE_COLUMNS = ("change", "environment", "what", "before", "after")
 
-_NUMBERS = {
-    **dict.fromkeys(ERROR_MEASURES, "float64"),
+_NUMBER_DTYPES = {
+    **dict.fromkeys(ERROR_MEASURE_COLUMNS, "float64"),
     **dict.fromkeys(("before_cases", "after_cases", "failing"), "int64"),
     "case_changed": "bool",
 }
 
 
-def typed(rows: pd.DataFrame | Sequence[object], columns: Sequence[str]) -> pd.DataFrame:
+def to_typed_frame(rows: pd.DataFrame | Sequence[object], columns: Sequence[str]) -> pd.DataFrame:
     """Return rows as a frame with these columns and their types, even if there is no row."""
     frame = pd.DataFrame(rows, columns=list(columns))
-    return frame.astype({name: _NUMBERS.get(name, "str") for name in columns}).reset_index(drop=True)
+    return frame.astype({name: _NUMBER_DTYPES.get(name, "str") for name in columns}).reset_index(drop=True)
 
 
-_HIDDEN = frozenset({"command", "exit code"})
+_HIDDEN_FACTS = frozenset({"command", "exit code"})
 """Facts of environments about the start and the end of a run, not about the machine."""
-_FEATURES = "cpu features"
+_CPU_FEATURES_FACT = "cpu features"
 
 
 def environment_changes(before: Frames, after: Frames) -> pd.DataFrame:
     """Return environments and implementations added or removed, and versions and processors that differ."""
     rows = []
-    for change, (environment, what), old, new in comparison.changed_entries(_facts(before), _facts(after)):
-        if what == _FEATURES and old is not None and new is not None:
+    for change, (environment, what), old, new in comparison.changed_entries(
+        _environment_facts(before), _environment_facts(after)
+    ):
+        if what == _CPU_FEATURES_FACT and old is not None and new is not None:
             old, new = _names_without(old, new), _names_without(new, old)
         rows.append((change, environment, what, old or "", new or ""))
-    return typed(rows, ENVIRONMENT_CHANGES)
+    return to_typed_frame(rows, ENVIRONMENT_CHANGE_COLUMNS)
 
 
-def _facts(frames: Frames) -> dict[tuple[str, str], str]:
+def _environment_facts(frames: Frames) -> dict[tuple[str, str], str]:
     """Return the facts of all environments as texts, by the environment's label and the fact's name."""
     labels = frames.environments["environment"]
     facts = {
         (environment, name): text
         for name, texts in environment_facts(frames)
         for environment, text in zip(labels, texts, strict=True)
-        if text and name not in _HIDDEN
+        if text and name not in _HIDDEN_FACTS
     }
     for column in frames.columns:
         facts[column.environment, f"implementation {column.implementation}"] = column.version
@@ -317,7 +337,7 @@ def _names_without(names: str, others: str) -> str:
 def expected_failure_changes(before: Frames, after: Frames) -> pd.DataFrame:
     """Return the expected failures that appeared, disappeared, or happen in more or fewer cases."""
     first, second = (
-        {tuple(group[name] for name in (*KNOWN_CHANGES[1:4], "reason")): group for group in groups}
+        {tuple(group[name] for name in (*KNOWN_CHANGE_COLUMNS[1:4], "reason")): group for group in groups}
         for groups in map(expected_failure_groups, (before, after))
     )
     old, new = ({key: len(group["cases"]) for key, group in groups.items()} for groups in (first, second))
@@ -325,10 +345,10 @@ def expected_failure_changes(before: Frames, after: Frames) -> pd.DataFrame:
     for change, key, was, now in sorted(comparison.changed_entries(old, new), key=itemgetter(1)):
         group, word = second.get(key) or first[key], {"added": "appeared", "removed": "went"}.get(change, change)
         rows.append((word, *key[:3], group["begins_at"], was or 0, now or 0, group["reason"], group["thread"]))
-    return typed(rows, KNOWN_CHANGES)
+    return to_typed_frame(rows, KNOWN_CHANGE_COLUMNS)
 
 
-_MAX_IN_MARKDOWN = 200
+_MAX_MARKDOWN_ROWS = 200
 
 _TITLES = {
     "verdicts": "Verdicts",
@@ -337,7 +357,7 @@ _TITLES = {
     "cases": "Cases",
     "environments": "Environments and implementations",
 }
-_EXPLAINED = {
+_TABLE_NOTES = {
     "verdicts": "Worse is what fails now and did not before, and what ran and now gives nothing.",
     "errors": "z is the largest error in units of its statistical scale: it more than doubled or halved, and the "
     "larger one is more than rounding noise. What is within its bound fails nothing.",
@@ -347,9 +367,9 @@ _EXPLAINED = {
 }
 
 
-def sentences(difference: Difference) -> list[str]:
+def difference_sentences(difference: Difference) -> list[str]:
     """Summarize the changes, the worst first; one sentence if nothing changed."""
-    changed = comparison.summary_of(difference.verdicts["change"])
+    changed = comparison.count_changes_text(difference.verdicts["change"])
     lines = [f"{changed}; {count_noun(difference.compared, 'evaluation')} compared."]
     if any(difference.only):
         before, after = difference.only
@@ -376,7 +396,7 @@ def difference_lines(difference: Difference, *, quiet: bool, verbose: bool = Fal
         tables = {"verdicts": tables["verdicts"][tables["verdicts"]["change"].eq(comparison.WORSE)]}
     if not quiet:
         yield Text(f"{difference.before} -> {difference.after}", "bold")
-        yield from sentences(difference)
+        yield from difference_sentences(difference)
     for name, frame in tables.items():
         yield from _change_lines(name, frame, verbose=verbose)
 
@@ -385,7 +405,7 @@ def _change_lines(name: str, frame: pd.DataFrame, *, verbose: bool = False) -> I
     if frame.empty:
         return
     read = records(frame if verbose or name == "verdicts" else frame.head(comparison.MAX_LISTED))
-    rows = comparison.with_dtypes_together(read)
+    rows = comparison.merge_dtypes(read)
     shown = rows if verbose else rows[: comparison.MAX_LISTED]
     yield from ("", Text(_TITLES[name], "bold"))
     printed = comparison.with_causes_once(shown) if name == "verdicts" else shown
@@ -399,17 +419,17 @@ def render_diff_markdown(difference: Difference) -> str:
     """Return the difference as Markdown. The same results give the same text."""
     opening: list[Block] = [
         Text((Mark(difference.before), " → ", Mark(difference.after))),
-        Items(sentences(difference)),
+        Items(difference_sentences(difference)),
     ]
     sections = []
     for name, frame in difference.tables().items():
-        cells = comparison.change_cells(name, comparison.with_dtypes_together(records(frame.head(_MAX_IN_MARKDOWN))))
+        cells = comparison.change_cells(name, comparison.merge_dtypes(records(frame.head(_MAX_MARKDOWN_ROWS))))
         rows = [(Mark(change, "strong") if change == comparison.WORSE else change, *rest) for change, *rest in cells]
         table = Table(_TITLES[name], comparison.HEADINGS[name], rows)
-        more = len(frame) - _MAX_IN_MARKDOWN
-        rest = [more_in(f"{more:,} more", f"diff_{name}.csv")] if more > 0 else []
-        sections += [Section(_TITLES[name], name, [Text(_EXPLAINED[name]), table, *rest])] if rows else []
-    return page_text(Page("What changed", opening, sections))
+        more = len(frame) - _MAX_MARKDOWN_ROWS
+        rest = [more_in_files(f"{more:,} more", f"diff_{name}.csv")] if more > 0 else []
+        sections += [Section(_TITLES[name], name, [Text(_TABLE_NOTES[name]), table, *rest])] if rows else []
+    return render_page_markdown(Page("What changed", opening, sections))
 
 
 def write_difference(difference: Difference, directory: Path) -> Path:
@@ -431,7 +451,7 @@ def read_frames(folder: Path) -> Frames:
     return make_frames(merge_runs(read_runs(find_runs([folder])), across=False))
 
 
-_CHANGES = (comparison.WORSE, comparison.BETTER, comparison.OTHER)
+_CHANGE_KINDS = (comparison.WORSE, comparison.BETTER, comparison.OTHER)
 
 
 @dataclass
@@ -448,11 +468,11 @@ class Bisection:
         """Add the next release. Raises ``UsageError`` if it has no evaluation in common with the one before."""
         if self.releases:
             before, earlier = list(self.releases.items())[-1]
-            self.steps.append(make_difference(earlier, frames, (before, version)))
+            self.steps.append(compare_frames(earlier, frames, (before, version)))
         self.releases[version] = frames
 
     @property
-    def made_worse(self) -> bool:
+    def has_worsened(self) -> bool:
         """Return whether a verdict got worse in any release."""
         return any((step.verdicts["change"] == comparison.WORSE).any() for step in self.steps)
 
@@ -460,20 +480,20 @@ class Bisection:
         """Yield a row for each release: the counts of its outcomes, and of the changes from the one before."""
         kinds = {step.after: step.verdicts["change"].value_counts() for step in self.steps}
         for version, frames in self.releases.items():
-            outcomes_now = [outcome for outcome in outcomes(frames).values() if outcome.word]
+            outcomes_now = [outcome for outcome in frames_outcomes(frames).values() if outcome.word]
             counts = kinds.get(version)
             yield {
                 "release": version,
                 "right": sum(not outcome.level and outcome.word == "agree" for outcome in outcomes_now),
                 "failing": sum(bool(outcome.level) for outcome in outcomes_now),
                 "unsupported": sum(outcome.word == "unsupported" for outcome in outcomes_now),
-                **{kind: None if counts is None else int(counts.get(kind, 0)) for kind in _CHANGES},
+                **{kind: None if counts is None else int(counts.get(kind, 0)) for kind in _CHANGE_KINDS},
             }
 
 
 def bisection_lines(bisection: Bisection) -> Iterator[Line]:
     """Yield a table of the releases, then every verdict that a release changed."""
-    headings = ("release", "right", "failing", "unsupported", *_CHANGES)
+    headings = ("release", "right", "failing", "unsupported", *_CHANGE_KINDS)
     rows = [
         (f"{bisection.distribution} {release}", *("-" if value is None else str(value) for value in counts))
         for release, *counts in (row.values() for row in bisection.rows())
@@ -490,13 +510,13 @@ def bisection_lines(bisection: Bisection) -> Iterator[Line]:
 def difference_document(difference: Difference, after: Frames) -> DifferenceDocument:
     """Return the changes between two results; ``after`` has the numbers of verdicts that got worse."""
     worse = difference.verdicts[difference.verdicts["change"].eq(comparison.WORSE)]
-    keys = set(map(_key, records(worse)))
-    failures = [failure for failure in failures_by_case(after) if _key(vars(failure)) in keys]
+    keys = set(map(_row_evaluation, records(worse)))
+    failures = [failure for failure in failures_by_case(after) if _row_evaluation(vars(failure)) in keys]
     return DifferenceDocument.derive(
         difference,
-        **opening("diff", difference.exit_code, sentences(difference)[0]),
+        **opening("diff", difference.exit_code, difference_sentences(difference)[0]),
         failures=failures,
-        next=first_of_each(failures),
+        next=first_command_of_each(failures),
         notes=difference.notes,
         **_common_fields(difference),
     )
@@ -505,7 +525,7 @@ def difference_document(difference: Difference, after: Frames) -> DifferenceDocu
 def _common_fields(difference: Difference) -> dict[str, Any]:
     """Return the sentences and the rows of all tables."""
     tables = {name: rows_of(frame) for name, frame in difference.tables().items()}
-    return {"sentences": sentences(difference), **tables}
+    return {"sentences": difference_sentences(difference), **tables}
 
 
 def bisection_document(bisection: Bisection, code: ExitCode) -> BisectionDocument:

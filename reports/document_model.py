@@ -43,7 +43,7 @@ class Coloured:
 
 
 Inline = str | Mark | Figure | Coloured | tuple["Inline", ...]
-BREAK = Mark("\n", "break")
+LINE_BREAK = Mark("\n", "break")
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Subsection:
 
 
 @dataclass(frozen=True)
-class OnPage:
+class PageOnly:
     """Blocks that the page alone has, and those that stand for them in formats that draw nothing."""
 
     blocks: Sequence[Block]
@@ -134,7 +134,7 @@ class Entries:
 
 Key = tuple[str, str, str, str]
 """An environment, an implementation, a case and a dtype."""
-Block = Text | Items | Table | Code | Details | Figure | Subsection | OnPage | Entries
+Block = Text | Items | Table | Code | Details | Figure | Subsection | PageOnly | Entries
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,12 @@ class Page:
 
 
 def plain_text(part: Inline) -> str:
-    """Return a text without its marks."""
+    """Return a text without its marks.
+
+    Example:
+        >>> plain_text(("see ", Mark("scale", "code")))
+        'see scale'
+    """
     if isinstance(part, tuple):
         return "".join(map(plain_text, part))
     if isinstance(part, Coloured):
@@ -164,12 +169,17 @@ def plain_text(part: Inline) -> str:
     return part.words if isinstance(part, Figure) else part if isinstance(part, str) else part.text
 
 
-def more_in(more: str, *files: str, kind: str = "") -> Text:
+def more_in_files(more: str, *files: str, kind: str = "") -> Text:
     """Return a paragraph with how much more there is, and in which files."""
     named: list[Inline] = [part for file in files for part in (" and ", Mark(file))]
     return Text((f"And {more}, in ", *named[1:], "."), kind)
 
 
 def anchor_of(kind: str, *names: str) -> str:
-    """Return the id of a part of the page, such as a case, of which no other has the same names."""
+    """Return the id of a part of the page, such as a case, of which no other has the same names.
+
+    Example:
+        >>> anchor_of("case", "attention/a b", "float32")
+        'case:attention/a%20b:float32'
+    """
     return ":".join([kind, *(quote(name, safe="/") for name in names)])

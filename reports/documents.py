@@ -25,13 +25,13 @@ from attncheck.reports.document_model import (
     Inline,
     Items,
     Mark,
-    OnPage,
+    PageOnly,
     Subsection,
     Table,
     Text,
 )
-from attncheck.reports.frames import Frames, by_key, documents_of, once_for_frames, records
-from attncheck.reports.panels import Drawing, KeptCase, drawings_of, exact_value, input_text, kept_of
+from attncheck.reports.frames import Frames, cached_for_frames, documents_of, group_by_key, records
+from attncheck.reports.panels import Drawing, KeptCase, exact_array, input_text, make_drawings, read_kept_case
 from attncheck.spec import DTYPES
 from attncheck.spec.verdicts import Verdict
 
@@ -39,7 +39,7 @@ Array = NDArray[Any]
 Record = Mapping[str, Any]
 Rows = Sequence[Record]
 """Comparisons, as plain records."""
-_HARMLESS = (Verdict.AGREE, Verdict.UNVERIFIED)
+_HARMLESS_VERDICTS = (Verdict.AGREE, Verdict.UNVERIFIED)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class DocumentComputation:
     @property
     def fails(self) -> bool:
         """Return whether a comparison fails that no erratum explains."""
-        return any(map(_fails, self.rows.values()))
+        return any(map(_has_failure, self.rows.values()))
 
     @property
     def notes(self) -> list[str]:
@@ -91,27 +91,27 @@ class DocumentComputation:
             if row["verdict"] == Verdict.MISPRINT and row["index"]:
                 printed.setdefault(row["stage"], {})[row["index"]] = str(row["printed"])
         kept = next(iter(self.kept.values()), None)
-        return drawings_of(self.case, kept, in_columns=self.in_columns, printed=printed) if kept else ()
+        return make_drawings(self.case, kept, in_columns=self.in_columns, printed=printed) if kept else ()
 
     @cached_property
     def given(self) -> list[tuple[str, list[str], Sequence[Sequence[str]]]]:
         """Return the inputs by their names in the document, with their numbers if it prints them."""
         inputs = next((kept.inputs for kept in self.kept.values()), {})
         written = self.case.get("given", {})
-        together = by_key(inputs, lambda name: str(written.get(name, {}).get("called", name)))
+        together = group_by_key(inputs, lambda name: str(written.get(name, {}).get("called", name)))
         return [
             (called, names, input_text(self.case, names[0], inputs[names[0]])) for called, names in together.items()
         ]
 
 
-@once_for_frames
-def documents(frames: Frames) -> dict[str, list[DocumentComputation]]:
+@cached_for_frames
+def computations_by_document(frames: Frames) -> dict[str, list[DocumentComputation]]:
     """Return the computations of each document that was run, by file, in the document's order."""
     cases_by_file = documents_of(frames)
     wanted = {case["id"] for cases in cases_by_file.values() for case in cases}
     # As plain records, because frames are slow for many small parts.
     numbers, pairs = (
-        by_key(records(frame[frame["case"].isin(wanted)]), itemgetter("case"))
+        group_by_key(records(frame[frame["case"].isin(wanted)]), itemgetter("case"))
         for frame in (frames.numbers, frames.pairs)
     )
     return {
@@ -120,7 +120,7 @@ def documents(frames: Frames) -> dict[str, list[DocumentComputation]]:
                 case,
                 numbers.get(case["id"]),
                 pairs.get(case["id"], ()),
-                {dtype: kept for dtype in case["dtypes"] if (kept := kept_of(frames.arrays, case["id"], dtype))},
+                {dtype: kept for dtype in case["dtypes"] if (kept := read_kept_case(frames.arrays, case["id"], dtype))},
                 any(expected["transpose"] for sibling in cases for expected in sibling["expected"]),
             )
             for case in cases
@@ -151,42 +151,42 @@ def expectation_parts(
 ) -> list[Subsection]:
     """Return a part for each printed or computed matrix: whether it holds, and its numbers if ``with_numbers``."""
     return [
-        _expectation(frames, computation, expected, computation.rows[place], with_numbers)
+        _expectation_part(frames, computation, expected, computation.rows[place], with_numbers)
         for place, expected in enumerate(computation.case["expected"])
     ]
 
 
-def _expectation(
+def _expectation_part(
     frames: Frames, computation: DocumentComputation, expected: Record, rows: Rows, with_numbers: bool
 ) -> Subsection:
     name, called, is_printed = expected["name"], expected.get("called", ""), expected["basis"] != "unprinted"
     named: Inline = (f"{called} (stage ", Mark(name), ")") if called else Mark(name)
     computed = "" if is_printed else "Computed, not printed. "
-    holds = "Not run." if computation.numbers is None else hold_sentence(rows, expected["basis"])
+    holds = "Not run." if computation.numbers is None else count_holding_sentence(rows, expected["basis"])
     spread = "" if is_printed or not rows else spread_sentence(computation.pairs, expected["of"])
     blocks: list[Block] = [Text(f"{computed}{holds} {spread}".rstrip())]
     if erratum := expected.get("erratum", ""):
         blocks.append(Text((Mark("Erratum.", "strong"), f" {erratum}"), "erratum-note"))
     blocks += [Text(expected[key], "note") for key in ("because", "note", "digits") if key in expected]
     if with_numbers and rows:
-        parts = {dtype: rows_in_dtype for dtype in DTYPES if (rows_in_dtype := _in_dtype(rows, dtype))}
+        parts = {dtype: rows_in_dtype for dtype in DTYPES if (rows_in_dtype := _rows_in_dtype(rows, dtype))}
         tables: list[Block] = []
         for dtype, rows_in_dtype in parts.items():
             table = _number_table(frames, rows_in_dtype, dtype, expected, computation.kept.get(dtype))
-            is_open = not tables and (_fails(rows) or len(table.rows) <= _MANY_LINES)
+            is_open = not tables and (_has_failure(rows) or len(table.rows) <= _MIN_LINES_TO_FOLD)
             tables.append(Details(f"{dtype}: {count_noun(len(table.rows), 'number')}", [table], is_open=is_open))
-        blocks += tables if is_printed else [OnPage(tables, [_matrix(*next(iter(parts.items())), expected)])]
-    return Subsection((named, *(part for tag in _tags(expected, rows) for part in (" ", tag))), blocks, 5)
+        blocks += tables if is_printed else [PageOnly(tables, [_matrix_block(*next(iter(parts.items())), expected)])]
+    return Subsection((named, *(part for tag in _outcome_marks(expected, rows) for part in (" ", tag))), blocks, 5)
 
 
-def _fails(rows: Rows) -> bool:
-    return any(row["verdict"] not in _HARMLESS and not row["xfail"] for row in rows)
+def _has_failure(rows: Rows) -> bool:
+    return any(row["verdict"] not in _HARMLESS_VERDICTS and not row["xfail"] for row in rows)
 
 
-def _tags(expected: Record, rows: Rows) -> Iterator[Mark]:
+def _outcome_marks(expected: Record, rows: Rows) -> Iterator[Mark]:
     """Yield the outcome of a printed or computed matrix, in a word or two."""
     unverified = len({row["index"] for row in rows if row["verdict"] == Verdict.UNVERIFIED})
-    if _fails(rows):
+    if _has_failure(rows):
         yield Mark("fails", State.FAILING)
     elif expected.get("erratum", ""):
         yield Mark("erratum", State.MISPRINT)
@@ -200,17 +200,17 @@ def _tags(expected: Record, rows: Rows) -> Iterator[Mark]:
 
 _EXTRA_DIGITS = 3
 """Digits shown beyond the printed ones."""
-_MANY_LINES = 20
+_MIN_LINES_TO_FOLD = 20
 """Longer tables are folded away."""
 
 
-def _in_dtype(rows: Rows, dtype: str) -> Rows:
+def _rows_in_dtype(rows: Rows, dtype: str) -> Rows:
     return [row for row in rows if row["dtype"] == dtype]
 
 
 def _number_table(frames: Frames, rows: Rows, dtype: str, expected: Record, kept: KeptCase | None) -> Table:
     """Return a row for each number, in the document's order: printed, exact, and computed by each implementation."""
-    exact = exact_value(expected, kept) if kept else None
+    exact = exact_array(expected, kept) if kept else None
     firsts: dict[str, Record] = {}
     by_index: dict[str, dict[tuple[str, str], Record]] = {}
     for row in rows:
@@ -224,7 +224,9 @@ def _number_table(frames: Frames, rows: Rows, dtype: str, expected: Record, kept
         first = firsts[index]
         values = [_computed_cell(rows_by_column.get(column.key), dtype) for column in columns]
         printed = [_printed_cell(first, rows_by_column.values())] if is_printed else []
-        lines.append((element(index, expected), *printed, _exact_cell(first, exact) or "\N{EN DASH}", *values))
+        lines.append(
+            (element_in_document(index, expected), *printed, _exact_cell(first, exact) or "\N{EN DASH}", *values)
+        )
     lines.sort(key=lambda line: index_from(str(line[0])[1:-1]))
     titles = [frames.title(column) for column in columns]
     headings = ["element", *([expected["basis"]] if is_printed else []), "exact", *titles]
@@ -247,7 +249,7 @@ def _computed_cell(row: Record | None, dtype: str) -> Inline:
     """
     if row is None:
         return ""
-    text, verdict = beside(row["value"], dtype, _half_unit(row)), str(row["verdict"])
+    text, verdict = format_computed(row["value"], dtype, _half_unit(row)), str(row["verdict"])
     if verdict in (Verdict.AGREE, Verdict.MISPRINT):
         return text
     state = State.UNVERIFIED if verdict == Verdict.UNVERIFIED else State.FAILING
@@ -261,19 +263,19 @@ def _half_unit(row: Mapping[str, Any]) -> float:
 
 def _exact_cell(row: Mapping[str, Any], exact: Array | None) -> str:
     if row["basis"] == "exact":
-        return beside(row["reference"], "float64", 0.0)
+        return format_computed(row["reference"], "float64", 0.0)
     index = index_from(row["index"] or "")  # a single number stands at no index
     if exact is None or len(index) != exact.ndim or any(i >= n for i, n in zip(index, exact.shape, strict=True)):
         return ""
-    return beside(float(exact[index]), "float64", _half_unit(row))
+    return format_computed(float(exact[index]), "float64", _half_unit(row))
 
 
-def element(text: str, expected: Mapping[str, Any]) -> str:
+def element_in_document(text: str, expected: Mapping[str, Any]) -> str:
     """Write an element's index in the document's layout."""
     return format_element(text, layout=DocumentLayout(tuple(expected["shape"]), bool(expected["transpose"])))
 
 
-def beside(value: float, dtype: str, half_unit: float) -> str:
+def format_computed(value: float, dtype: str, half_unit: float) -> str:
     """Write a computed number with a few more digits than the printed one, as far as the dtype has them."""
     if not math.isfinite(value):
         return str(value)
@@ -286,19 +288,19 @@ def beside(value: float, dtype: str, half_unit: float) -> str:
     return f"{value:.{digits}g}"
 
 
-def hold_sentence(rows: Rows, basis: str) -> str:
+def count_holding_sentence(rows: Rows, basis: str) -> str:
     """Count the comparisons with printed, known or exact numbers that hold."""
     if not rows:
         return "No implementation returned it."
     if basis == "unprinted":
-        good, unverified = (_count(rows, verdict) for verdict in (Verdict.AGREE, Verdict.UNVERIFIED))
+        good, unverified = (_count_verdict(rows, verdict) for verdict in (Verdict.AGREE, Verdict.UNVERIFIED))
         if good == len(rows):
             return "On every implementation it is within its error bound of the exact answer, in every dtype."
         bad = f"{len(rows) - good - unverified} of {len(rows)} comparisons with the exact answer fail"
         return f"{bad}, {unverified} are unverified." if unverified else f"{bad}."
     parts = []
-    for rows_in_dtype in filter(None, (_in_dtype(rows, dtype) for dtype in DTYPES)):
-        good, unverified = (_count(rows_in_dtype, verdict) for verdict in (Verdict.AGREE, Verdict.UNVERIFIED))
+    for rows_in_dtype in filter(None, (_rows_in_dtype(rows, dtype) for dtype in DTYPES)):
+        good, unverified = (_count_verdict(rows_in_dtype, verdict) for verdict in (Verdict.AGREE, Verdict.UNVERIFIED))
         errata = sum(row["verdict"] == Verdict.MISPRINT and bool(row["xfail"]) for row in rows_in_dtype)
         kind = "printed" if basis == "printed" else "known"
         text = f"{good} of {len(rows_in_dtype)} comparisons with {kind} numbers hold in {rows_in_dtype[0]['dtype']}"
@@ -307,7 +309,7 @@ def hold_sentence(rows: Rows, basis: str) -> str:
     return f"{'; '.join(parts)}."
 
 
-def _count(rows: Rows, verdict: Verdict) -> int:
+def _count_verdict(rows: Rows, verdict: Verdict) -> int:
     return sum(row["verdict"] == verdict for row in rows)
 
 
@@ -316,7 +318,7 @@ def spread_sentence(pairs: Rows, stage: str) -> str:
     parts = []
     pairs = [row for row in pairs if row["stage"] == stage and not math.isnan(row["ratio"])]
     for dtype in DTYPES:
-        if not (rows_in_dtype := _in_dtype(pairs, dtype)):
+        if not (rows_in_dtype := _rows_in_dtype(pairs, dtype)):
             continue
         most = max(rows_in_dtype, key=lambda row: float(row["ratio"]))
         if most["difference"] == 0:
@@ -328,10 +330,11 @@ def spread_sentence(pairs: Rows, stage: str) -> str:
     return f"Among the implementations: {'; '.join(parts)}." if parts else "There is nothing to compare it with."
 
 
-def _matrix(dtype: str, rows: Rows, expected: Record) -> Block:
+def _matrix_block(dtype: str, rows: Rows, expected: Record) -> Block:
     """Lay the exact numbers out in the document's rows, in fewer digits."""
     places = {
-        index: index_from(element(index, expected)[1:-1]) or (0,) for index in {row["index"] or "" for row in rows}
+        index: index_from(element_in_document(index, expected)[1:-1]) or (0,)
+        for index in {row["index"] or "" for row in rows}
     }
     exact = {places[row["index"] or ""]: row["reference"] for row in reversed(rows)}
     matrix: dict[str, list[str]] = {}
@@ -339,5 +342,5 @@ def _matrix(dtype: str, rows: Rows, expected: Record) -> Block:
         matrix.setdefault(format_element(row) if row else "", []).append(f"{np.float64(value):.8g}")
     headings = [f"exact answer for {dtype}", *map(str, range(max(map(len, matrix.values()))))]
     table = Table(headings[0], headings, [[row, *cells] for row, cells in matrix.items()], "l" + "r" * len(headings))
-    many = len(exact) > _MANY_LINES
+    many = len(exact) > _MIN_LINES_TO_FOLD
     return Details(f"{headings[0]}: {count_noun(len(exact), 'number')}", [table]) if many else table

@@ -3,8 +3,8 @@
 A report prints a pattern only if all of this is true:
 
 - Every failing case has the feature. No passing case has it, or at least three quarters of the cases that have it fail.
-- Fewer than one in a hundred random choices of as many failing cases would share any of the tried features (``_Test``).
-  If a pattern has two features, each passes this test among the cases that have the other.
+- Fewer than one in a hundred random choices of as many failing cases would share any of the tried features
+  (``_ChanceTest``). If a pattern has two features, each passes this test among the cases that have the other.
 - The run made two further problems that confirm the pattern (``attncheck.searching.hints``).
 
 If several features describe the same cases, the simplest is printed. If all failing cases share no feature, smaller
@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from attncheck.common.errors import ExitCode
 from attncheck.common.wording import at_stage
 from attncheck.reports.cells import State, cell_table
-from attncheck.reports.frames import Column, Frames, failing, of_column, once_for_frames
-from attncheck.reports.one_failure import lengths_of, shape_text
+from attncheck.reports.frames import Column, Frames, cached_for_frames, rows_of_column, select_failing
+from attncheck.reports.one_failure import record_axis_lengths, shape_text
 from attncheck.spec import (
     ACCURACY_OF_FLOAT32,
     AXES,
@@ -50,11 +50,11 @@ MIN_CASES = 3
 """The fewest failing cases, and the fewest passing cases, that a pattern needs."""
 _MIN_SHARE = 0.75
 """The smallest share of the cases with a feature that fail, if not all fail."""
-_ODDS = 100
+_MIN_ODDS = 100
 """At most one in this many random choices of cases may have something in common by chance."""
 _MAX_SHOWN = 3
 """Failing cases that are changed, one after the other, until one confirms a feature."""
-_MAX_TELLING = 100
+_MAX_PAIRED_FEATURES = 100
 """The number of features, the simplest first, that are tried in pairs."""
 _PASSING = frozenset({State.AGREE, State.ERRATUM, State.MISPRINT, State.XPASS})
 _FAILS, _IS_WRONG, _CANNOT_RUN = "fails", "is wrong", "could not be run"
@@ -99,8 +99,8 @@ class FailurePattern:
         )
 
 
-@once_for_frames
-def common_features(frames: Frames) -> tuple[FailurePattern, ...]:
+@cached_for_frames
+def confirmed_patterns(frames: Frames) -> tuple[FailurePattern, ...]:
     """Return the candidates that further problems confirmed."""
     return tuple(
         pattern
@@ -109,16 +109,18 @@ def common_features(frames: Frames) -> tuple[FailurePattern, ...]:
     )
 
 
-@once_for_frames
+@cached_for_frames
 def candidates(frames: Frames) -> tuple[FailurePattern, ...]:
     """Return the features that failing cases share, at most one per implementation, or per way in which it fails."""
     patterns: list[FailurePattern] = []
     for column in frames.columns:
-        judged = _with_judged_stages(frames, column, judged_of(frames, column))
+        judged = _with_judged_stages(frames, column, judged_evaluations(frames, column))
         judged = _without_float64_of_float32(frames, column, judged)
-        is_wrong = any(_way(verdict, "") == _IS_WRONG for verdict in judged["verdict"][judged["fails"]])
+        is_wrong = any(_failure_way(verdict, "") == _IS_WRONG for verdict in judged["verdict"][judged["fails"]])
         verb = _FAILS if is_wrong else _CANNOT_RUN
-        patterns += _patterns_among(frames, column, judged, judged["fails"].to_numpy(), verb, (_way, _kind))
+        patterns += _patterns_among(
+            frames, column, judged, judged["fails"].to_numpy(), verb, (_failure_way, _failure_kind)
+        )
     return tuple(patterns)
 
 
@@ -128,29 +130,29 @@ MISSING_CAPABILITIES = {"H differs from Hkv": "grouped_heads", "D differs from D
 
 def in_common_lines(frames: Frames) -> list[str]:
     """Return each pattern as a line."""
-    return [pattern.text(with_environment=frames.has_several_environments) for pattern in common_features(frames)]
+    return [pattern.text(with_environment=frames.has_several_environments) for pattern in confirmed_patterns(frames)]
 
 
-_Label = Callable[[str, str], str]
+_FailureLabel = Callable[[str, str], str]
 
 
-def _way(verdict: str, stage: str) -> str:
+def _failure_way(verdict: str, stage: str) -> str:
     return _IS_WRONG if Verdict(verdict).exit_code is ExitCode.DISAGREE else _CANNOT_RUN
 
 
-def _kind(verdict: str, stage: str) -> str:
-    way = _way(verdict, stage)
+def _failure_kind(verdict: str, stage: str) -> str:
+    way = _failure_way(verdict, stage)
     return f"{way} ({at_stage(verdict, stage)})" if way == _IS_WRONG else way
 
 
 def _patterns_among(
-    frames: Frames, column: Column, judged: pd.DataFrame, failing: Holds, verb: str, finer: Sequence[_Label]
+    frames: Frames, column: Column, judged: pd.DataFrame, failing: CaseMask, verb: str, finer: Sequence[_FailureLabel]
 ) -> Iterator[FailurePattern]:
     """Yield the feature that some failing evaluations share and passing ones lack, or else those of smaller groups."""
     chosen = judged[failing | ~judged["fails"].to_numpy()]
     if min(chosen["case"][chosen["fails"] == fails].nunique() for fails in (True, False)) < MIN_CASES:
         return
-    if pattern := _pattern_of(frames, column, chosen, verb):
+    if pattern := _find_pattern(frames, column, chosen, verb):
         yield pattern
     elif finer:
         of = zip(judged["verdict"], judged["stage"], judged["fails"], strict=True)
@@ -159,7 +161,7 @@ def _patterns_among(
             yield from _patterns_among(frames, column, judged, failing & (labels == label), label, finer[1:])
 
 
-def judged_of(frames: Frames, column: Column) -> pd.DataFrame:
+def judged_evaluations(frames: Frames, column: Column) -> pd.DataFrame:
     """Return a row for each evaluation that passes or fails, without unjudged evaluations and expected failures."""
     rows = [
         (case, dtype, cell.verdict, cell.stage, cell.state is State.FAILING)
@@ -172,8 +174,8 @@ def judged_of(frames: Frames, column: Column) -> pd.DataFrame:
 
 def _with_judged_stages(frames: Frames, column: Column, judged: pd.DataFrame) -> pd.DataFrame:
     """Leave out passing evaluations that compared none of the stages that fail elsewhere."""
-    results = of_column(frames.results, column)
-    stages = set(failing(results)["stage"])
+    results = rows_of_column(frames.results, column)
+    stages = set(select_failing(results)["stage"])
     seen = pd.MultiIndex.from_frame(results.loc[results["stage"].isin(stages), ["case", "dtype"]])
     is_seen = pd.MultiIndex.from_frame(judged[["case", "dtype"]]).isin(seen)
     return judged if "" in stages else judged[judged["fails"] | is_seen]
@@ -181,21 +183,21 @@ def _with_judged_stages(frames: Frames, column: Column, judged: pd.DataFrame) ->
 
 def _without_float64_of_float32(frames: Frames, column: Column, judged: pd.DataFrame) -> pd.DataFrame:
     """Leave out float64 evaluations that are as accurate as float32, if others fail, too."""
-    results = of_column(frames.results, column)
+    results = rows_of_column(frames.results, column)
     is_accuracy = results["diagnosis"].eq(ACCURACY_OF_FLOAT32) & results["dtype"].eq("float64")
     cases = set(results.loc[is_accuracy, "case"])
     others = judged[~(judged["fails"] & judged["dtype"].eq("float64") & judged["case"].isin(cases))]
     return others if others["fails"].any() else judged
 
 
-def _pattern_of(frames: Frames, column: Column, judged: pd.DataFrame, verb: str) -> FailurePattern | None:
+def _find_pattern(frames: Frames, column: Column, judged: pd.DataFrame, verb: str) -> FailurePattern | None:
     """Return the pattern of the simplest feature of all failing evaluations that no or few passing ones have."""
     failing = judged["fails"].to_numpy()
     of_case, names = pd.factorize(judged["case"])
     cases = [frames.cases[case] for case in names]
     fails, passes = np.zeros(len(cases), dtype=bool), np.zeros(len(cases), dtype=bool)
     fails[of_case[failing]] = passes[of_case[~failing]] = True
-    ways: list[tuple[str, Holds, Iterator[Feature], float]] = [("case", fails, case_features(cases), 1.0)]
+    ways: list[tuple[str, CaseMask, Iterator[Feature], float]] = [("case", fails, case_features(cases), 1.0)]
     if (fails & passes).any():  # some dtypes of a case fail: at first these count, then cases of which any does
         of_evaluations = (
             Feature(feature.text, feature.holds[of_case], feature.tile) for feature in case_features(cases)
@@ -203,7 +205,7 @@ def _pattern_of(frames: Frames, column: Column, judged: pd.DataFrame, verb: str)
         features = (feature for part in (dtype_features(judged["dtype"].tolist()), of_evaluations) for feature in part)
         # Dtypes of a case are no cases of their own.
         ways = [("evaluation", failing, features, len(cases) / len(failing)), *ways]
-    fitting = ((*way[:2], _separating_feature(*way[1:], looks=len(ways))) for way in ways)
+    fitting = ((*way[:2], _find_separating_feature(*way[1:], looks=len(ways))) for way in ways)
     noun, fails_here, feature = next((way for way in fitting if way[2]), ("", failing, None))
     if feature is None:
         return None
@@ -224,7 +226,9 @@ def _pattern_of(frames: Frames, column: Column, judged: pd.DataFrame, verb: str)
     )
 
 
-def _separating_feature(failing: Holds, features: Iterator[Feature], weight: float, *, looks: int) -> Feature | None:
+def _find_separating_feature(
+    failing: CaseMask, features: Iterator[Feature], weight: float, *, looks: int
+) -> Feature | None:
     """Return the feature, or else the pair of features, that best separates failing from passing.
 
     ``looks`` is the number of such searches of the same failing cases.
@@ -239,7 +243,7 @@ def _separating_feature(failing: Holds, features: Iterator[Feature], weight: flo
         seen.add(mark)
         if feature.holds[failing].all():
             shared.append(feature)
-    test = _Test(int(failing.sum()), len(failing), len(seen) * looks, weight)
+    test = _ChanceTest(int(failing.sum()), len(failing), len(seen) * looks, weight)
     for feature in shared:
         if int(feature.holds.sum()) == test.failing:
             return feature if test.is_evident(test.failing, test.all) else None
@@ -248,12 +252,12 @@ def _separating_feature(failing: Holds, features: Iterator[Feature], weight: flo
         for feature in shared
         if test.failing >= _MIN_SHARE * int(feature.holds.sum()) and test.is_evident(int(feature.holds.sum()), test.all)
     ]
-    near += _pairs(shared, test)
+    near += _feature_pairs(shared, test)
     return min(near, key=lambda feature: int(feature.holds.sum()), default=None)
 
 
 @dataclass(frozen=True)
-class _Test:
+class _ChanceTest:
     """A test that a shared feature is no chance: the counts of evaluations and of tried features.
 
     ``weight`` is the part of a case that one evaluation counts.
@@ -267,16 +271,16 @@ class _Test:
     def is_evident(self, holding: int, among: int) -> bool:
         """Return whether it is no chance that all failing cases of ``among`` are in the ``holding`` that have it."""
         bits = _log2_choices(among, self.failing) - _log2_choices(holding, self.failing)
-        return bits * self.weight >= math.log2(self.features * _ODDS)
+        return bits * self.weight >= math.log2(self.features * _MIN_ODDS)
 
 
-def _pairs(shared: Sequence[Feature], test: _Test) -> Iterator[Feature]:
+def _feature_pairs(shared: Sequence[Feature], test: _ChanceTest) -> Iterator[Feature]:
     """Yield pairs of features that all failing cases have and few others, the simplest first.
 
     Each of the two is evident among the cases that have the other.
     """
     held = [(feature, int(feature.holds.sum())) for feature in shared]
-    telling = [entry for entry in held if test.is_evident(test.failing, entry[1])][:_MAX_TELLING]
+    telling = [entry for entry in held if test.is_evident(test.failing, entry[1])][:_MAX_PAIRED_FEATURES]
     for i, j in sorted(combinations(range(len(telling)), 2), key=sum):
         (first, of_first), (second, of_second) = telling[i], telling[j]
         both = first.holds & second.holds
@@ -290,17 +294,17 @@ def _log2_choices(of: int, chosen: int) -> float:
     return (math.lgamma(of + 1) - math.lgamma(chosen + 1) - math.lgamma(of - chosen + 1)) / math.log(2)
 
 
-Holds = NDArray[np.bool_]
+CaseMask = NDArray[np.bool_]
 Record = Mapping[str, Any]
 
 _MULTIPLES = (2, 4, 8, 16, 32, 64, 128)
 TILES = (16, 32, 64, 128, 256)
 """Tiles that kernels have."""
-_ALONG = {"Lk": "keys", "Lq": "queries"}
-_COUNTS = ("B", "H", "Hkv")
+_TILED_AXES = {"Lk": "keys", "Lq": "queries"}
+_COUNTED_AXES = ("B", "H", "Hkv")
 """Axes of which no kernel has tiles."""
-_PAIRS = (("H", "Hkv"), ("Lq", "Lk"), ("Lq", "T"), ("D", "Dv"), ("D", "Dk"))
-_SPREAD = {"B": "the batch", "H": "heads", "Lq": "queries", "T": "keys"}
+_COMPARED_AXES = (("H", "Hkv"), ("Lq", "Lk"), ("Lq", "T"), ("D", "Dv"), ("D", "Dk"))
+_BROADCAST_AXES = {"B": "the batch", "H": "heads", "Lq": "queries", "T": "keys"}
 _MAX_BORDERS = 64
 """Of one axis; of many different lengths some are taken."""
 _MAX_VALUES = 12
@@ -312,7 +316,7 @@ class Feature:
     """A predicate: its words, which follow *where*, and the cases for which it is true. Simpler features come first."""
 
     text: str
-    holds: Holds
+    holds: CaseMask
     tile: int = 0
     """The tile of the feature, if it has one."""
 
@@ -346,7 +350,7 @@ def dtype_features(dtypes: Sequence[str]) -> Iterator[Feature]:
 
 def case_features(cases: Sequence[Record]) -> Iterator[Feature]:
     """Yield the features of case records; shorter ones, and ones that tell more about a kernel, come first."""
-    lengths = [lengths_of(case) for case in cases]
+    lengths = [record_axis_lengths(case) for case in cases]
     axes = {
         letter: np.array([axis_lengths.get(letter, -1) for axis_lengths in lengths])
         for letter in AXES
@@ -366,7 +370,7 @@ def case_features(cases: Sequence[Record]) -> Iterator[Feature]:
 
 def _option_features(cases: Sequence[Record]) -> Iterator[Feature]:
     """Yield which options are set, and which optional inputs are given."""
-    names_of_cases = [frozenset(given_of(case)) for case in cases]
+    names_of_cases = [frozenset(set_options_and_inputs(case)) for case in cases]
     for name in sorted(frozenset().union(*names_of_cases) - set(HEADS)):
         holds = np.array([name in names for names in names_of_cases])
         is_option = name in OPTIONS
@@ -376,7 +380,7 @@ def _option_features(cases: Sequence[Record]) -> Iterator[Feature]:
 
 
 def _axis_pair_features(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
-    for one, other in _PAIRS:
+    for one, other in _COMPARED_AXES:
         if one in axes and other in axes:
             first, second = axes[one], axes[other]
             known = (first >= 0) & (second >= 0)
@@ -386,33 +390,38 @@ def _axis_pair_features(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
             yield Feature(f"{one} is larger than {other}", known & (first > second))
 
 
-def past_last_full(lengths: NDArray[Any], tile: int | NDArray[Any]) -> Holds:
-    """Return whether there are full tiles, and some elements past the last of them."""
-    past: Holds = (lengths > tile) & (lengths % tile != 0)
+def is_past_last_tile(lengths: NDArray[Any], tile: int | NDArray[Any]) -> CaseMask:
+    """Return whether there are full tiles, and some elements past the last of them.
+
+    Example:
+        >>> is_past_last_tile(np.array([8, 16, 17, 32, 40]), 16).tolist()
+        [False, False, True, False, True]
+    """
+    past: CaseMask = (lengths > tile) & (lengths % tile != 0)
     return past
 
 
 def _tile_features(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
     """Yield the lengths that a kernel for full tiles only gets wrong."""
-    for letter, what in _ALONG.items():
+    for letter, what in _TILED_AXES.items():
         for tile in TILES if letter in axes else ():
             text = f"{what} lie past the last full tile of {tile}"
-            yield Feature(text, past_last_full(axes[letter], tile), tile)
+            yield Feature(text, is_past_last_tile(axes[letter], tile), tile)
         if {letter, "D"} <= axes.keys():
             width = np.maximum(axes["D"], 1)
-            yield Feature(f"{what} lie past the last full tile of D", past_last_full(axes[letter], width))
+            yield Feature(f"{what} lie past the last full tile of D", is_past_last_tile(axes[letter], width))
 
 
 def _length_features(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
     """Yield multiples, widths and numbers of heads, for which kernels are compiled, and ranges of lengths."""
     for letter, values in axes.items():
         known = values >= 0
-        for divisor in () if letter in _COUNTS else _MULTIPLES:
+        for divisor in () if letter in _COUNTED_AXES else _MULTIPLES:
             whole = values % divisor == 0
             phrase, opposite = ("is even", "is odd") if divisor == 2 else (f"is a multiple of {divisor}", "")
             yield Feature(f"{letter} {opposite or f'is no multiple of {divisor}'}", known & ~whole)
             yield Feature(f"{letter} {phrase}", known & whole)
-    for letter in ("D", "Dv", "Dk", *_COUNTS):
+    for letter in ("D", "Dv", "Dk", *_COUNTED_AXES):
         for number in np.unique(axes.get(letter, np.zeros(0)))[-_MAX_VALUES:]:
             yield Feature(f"{letter} is {number}", axes[letter] == number)
     for letter, values in axes.items():
@@ -432,7 +441,7 @@ def _value_features(cases: Sequence[Record]) -> Iterator[Feature]:
         words = sorted({value for value in values if isinstance(value, str)})
         if words:
             yield from _membership_features(f"{name} is {{}}", [(value,) for value in values], words[:_MAX_VALUES])
-        numbers = np.array([_number(value) for value in values])
+        numbers = np.array([_float_or_nan(value) for value in values])
         yield Feature(f"{name} is 0", numbers == 0)
         yield Feature(f"{name} is negative", numbers < 0)
         for side, index in (("left", 0), ("right", 1)):
@@ -440,7 +449,7 @@ def _value_features(cases: Sequence[Record]) -> Iterator[Feature]:
             yield Feature(f"the {name} is open to the {side}", np.array(is_open))
 
 
-def _number(value: object) -> float:
+def _float_or_nan(value: object) -> float:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else np.nan
 
 
@@ -448,9 +457,9 @@ def _broadcast_features(cases: Sequence[Record], lengths: Sequence[Mapping[str, 
     """Yield the axes along which a mask or bias is broadcast."""
     for name in ("mask", "bias"):
         shapes = [case["inputs"].get(name, ()) for case in cases]
-        for position, (letter, called) in enumerate(_SPREAD.items()):
+        for position, (letter, called) in enumerate(_BROADCAST_AXES.items()):
             holds = [
-                len(shape) == len(_SPREAD) and shape[position] == 1 and of.get(letter, 0) > 1
+                len(shape) == len(_BROADCAST_AXES) and shape[position] == 1 and of.get(letter, 0) > 1
                 for shape, of in zip(shapes, lengths, strict=True)
             ]
             yield Feature(f"the {name} is spread over {called}", np.array(holds))
@@ -476,10 +485,10 @@ def _membership_features(
 
 def simplicity(case: Record) -> tuple[int, int]:
     """Sort key of a case record: the number of elements of its inputs, then of options and optional inputs."""
-    return sum(math.prod(shape) for shape in case["inputs"].values()), len(given_of(case))
+    return sum(math.prod(shape) for shape in case["inputs"].values()), len(set_options_and_inputs(case))
 
 
-def given_of(case: Record) -> list[str]:
+def set_options_and_inputs(case: Record) -> list[str]:
     """Return the names of the options that a case record sets, and of its optional inputs."""
     options, optional = case["options"], set[str]()
     if case["operation"] in OPERATIONS:
@@ -492,7 +501,7 @@ def given_of(case: Record) -> list[str]:
     ]
 
 
-def describe(case: Record) -> str:
+def describe_case(case: Record) -> str:
     """Return the shape of a case record and its tags, in words."""
     probes = f"probes {', '.join(case['tags'])}" if case["tags"] else ""
     return "; ".join(filter(None, (shape_text(case), probes)))
@@ -500,7 +509,7 @@ def describe(case: Record) -> str:
 
 _MIN_PLACES = 2
 _MAX_LISTED = 12
-WIDTHS = (8, 32, 64, 128)
+WIDTH_LIMITS = (8, 32, 64, 128)
 """The largest widths D of the ranges; the last range has no end."""
 
 
@@ -542,33 +551,35 @@ class LengthMap:
             for width in (0, *(widths if len(widths) > 1 else ())):
                 yield causality, int(width), chosen[chosen["width"].eq(width)] if width else chosen
 
-    def grid_words(self) -> str:
+    def drawn_tiles_text(self) -> str:
         """Return which tiles are drawn."""
         if not self.tile:
             return f"No tile of {', '.join(map(str, TILES[:-1]))} or {TILES[-1]} tells what fails from what passes."
         return f"Lines are drawn where a tile of {self.tile} ends."
 
 
-@once_for_frames
+@cached_for_frames
 def length_maps(frames: Frames) -> tuple[LengthMap, ...]:
     """Return a map for every implementation that fails in some case, and was judged at several lengths."""
-    return tuple(length_map for column in frames.columns if (length_map := _map_of(frames, column)))
+    return tuple(length_map for column in frames.columns if (length_map := _make_length_map(frames, column)))
 
 
-def _map_of(frames: Frames, column: Column) -> LengthMap | None:
+def _make_length_map(frames: Frames, column: Column) -> LengthMap | None:
     rows = [
         (of["Lq"], of["Lk"], bool(fails), bool(frames.cases[str(case)]["options"].get("is_causal")), of.get("D", 0))
-        for case, fails in judged_of(frames, column).groupby("case", sort=False)["fails"].any().items()
-        if {"Lq", "Lk"} <= (of := lengths_of(frames.cases[str(case)])).keys()
+        for case, fails in judged_evaluations(frames, column).groupby("case", sort=False)["fails"].any().items()
+        if {"Lq", "Lk"} <= (of := record_axis_lengths(frames.cases[str(case)])).keys()
     ]
     cases = pd.DataFrame(rows, columns=["Lq", "Lk", "fails", "causal", "width"])
     if not cases["fails"].any() or len(cases[["Lq", "Lk"]].drop_duplicates()) < _MIN_PLACES:
         return None
     (places, queries), (across, keys) = (pd.factorize(cases[name], sort=True) for name in ("Lq", "Lk"))
-    pattern = next((pattern for pattern in common_features(frames) if pattern.tile and pattern.column == column), None)
+    pattern = next(
+        (pattern for pattern in confirmed_patterns(frames) if pattern.tile and pattern.column == column), None
+    )
     tile = pattern.tile if pattern else _explaining_tile(cases)
     explained = pattern.text(with_environment=frames.has_several_environments) if pattern else ""
-    cases = cases.assign(row=places, column=across, width=1 + np.searchsorted(WIDTHS, cases["width"]))
+    cases = cases.assign(row=places, column=across, width=1 + np.searchsorted(WIDTH_LIMITS, cases["width"]))
     return LengthMap(column, tuple(queries), tuple(keys), tile, explained, cases)
 
 

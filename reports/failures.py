@@ -11,33 +11,34 @@ from typing import Any
 
 import pandas as pd
 
-from attncheck.reports.coverage import OF_DOCUMENTS, misprints
+from attncheck.reports.coverage import DOCUMENT_VERDICTS, misprints
 from attncheck.reports.failure_patterns import simplicity
-from attncheck.reports.frames import Frames, by_key, element_in, failing, once_for_frames, records
+from attncheck.reports.frames import Frames, cached_for_frames, element_text, group_by_key, records, select_failing
 from attncheck.reports.json_documents import Failure
-from attncheck.reports.one_failure import KEYS, first_failing_row, make_failure
+from attncheck.reports.one_failure import EVALUATION_KEYS, failing_row_sort_key, make_failure
 from attncheck.settings.commands import command, words_of
 from attncheck.spec.verdicts import Verdict
 
-AGAIN = ("explain", "repro")
+RERUN_COMMANDS = ("explain", "repro")
 """Commands that explain the failure of one case on one implementation."""
 _Row = Mapping[str, Any]
 
 
-@once_for_frames
-def failures(frames: Frames) -> tuple[Failure, ...]:
+@cached_for_frames
+def find_failures(frames: Frames) -> tuple[Failure, ...]:
     """Return the failures of implementations, the simplest case first, then each wrong document and record once.
 
     A wrong document has neither implementation nor dtype, because all of them show it.
     """
     of_documents = [
-        _failure(frames, dict.fromkeys(KEYS, "") | vars(misprint), misprint.rows) for misprint in misprints(frames)
+        _make_failure(frames, dict.fromkeys(EVALUATION_KEYS, "") | vars(misprint), misprint.rows)
+        for misprint in misprints(frames)
     ]
-    outdated = [first for first, *_ in by_key(outdated_records(frames), lambda record: record.message).values()]
+    outdated = [first for first, *_ in group_by_key(outdated_records(frames), lambda record: record.message).values()]
     return (*wrong_implementations(frames), *of_documents, *outdated)
 
 
-@once_for_frames
+@cached_for_frames
 def wrong_implementations(frames: Frames) -> tuple[Failure, ...]:
     """Return the failures that implementations are to blame for, the simplest case first."""
     wrong = failures_by_case(frames, with_records=False)
@@ -47,7 +48,7 @@ def wrong_implementations(frames: Frames) -> tuple[Failure, ...]:
 
 def outdated_records(frames: Frames) -> list[Failure]:
     """Return the stages whose expected failure no longer happens."""
-    rows = failing(frames.results)
+    rows = select_failing(frames.results)
     return failures_of(frames, rows[rows["verdict"].eq(Verdict.XPASS)])
 
 
@@ -57,45 +58,47 @@ def failures_by_case(frames: Frames, *, with_records: bool = True) -> list[Failu
     A pair is listed only if no stage is blamed. ``with_records`` also lists misprints and outdated records, for every
     implementation that shows them.
     """
-    left_out = () if with_records else OF_DOCUMENTS
+    left_out = () if with_records else DOCUMENT_VERDICTS
     rows_of = _failing_rows(frames)
     every = (row for rows in rows_of.values() for row in rows)
-    blamed = {_STAGE(row) for row in every if row.get("other") is None and row["verdict"] not in left_out}
+    blamed = {_stage_key(row) for row in every if row.get("other") is None and row["verdict"] not in left_out}
     wrong = []
     for key in sorted(rows_of):
         bad = [row for row in rows_of[key] if row["verdict"] not in left_out]
-        bad = [row for row in bad if row.get("other") is None or _STAGE(row) not in blamed]
+        bad = [row for row in bad if row.get("other") is None or _stage_key(row) not in blamed]
         if bad:
-            wrong.append(_failure(frames, min(bad, key=first_failing_row), len(bad)))
+            wrong.append(_make_failure(frames, min(bad, key=failing_row_sort_key), len(bad)))
     return wrong
 
 
 def failures_of(frames: Frames, rows: pd.DataFrame) -> list[Failure]:
     """Return a failure for each of some rows of results."""
-    return [_failure(frames, row, 1) for row in records(rows)]
+    return [_make_failure(frames, row, 1) for row in records(rows)]
 
 
-_STAGE = itemgetter("case", "dtype", "stage")
+_stage_key = itemgetter("case", "dtype", "stage")
 
 
-@once_for_frames
+@cached_for_frames
 def _failing_rows(frames: Frames) -> dict[tuple[str, ...], list[dict[str, Any]]]:
     """Return the rows that fail, by ``KEYS``: of stages, then of numbers, then of pairs."""
     tables = (frames.results, frames.numbers, frames.pairs)
-    return by_key((row for frame in tables for row in records(failing(frame))), itemgetter(*KEYS))
+    return group_by_key(
+        (row for frame in tables for row in records(select_failing(frame))), itemgetter(*EVALUATION_KEYS)
+    )
 
 
-def _failure(frames: Frames, row: _Row, failing_comparisons: int) -> Failure:
-    rows = _failing_rows(frames).get(itemgetter(*KEYS)(row), [])
+def _make_failure(frames: Frames, row: _Row, failing_comparisons: int) -> Failure:
+    rows = _failing_rows(frames).get(itemgetter(*EVALUATION_KEYS)(row), [])
     if row.get("other") is not None:
         size = f": {row['message']}" if row["message"] else ""
-        size = size or f" by {row['difference']:.3g} at {element_in(frames.cases[row['case']], row)}"
+        size = size or f" by {row['difference']:.3g} at {element_text(frames.cases[row['case']], row)}"
         row = {**row, "message": f"differs from {row['other']}{size}"}
-    commands = commands_again(frames, row, AGAIN) if row["implementation"] and row["dtype"] else ()
+    commands = rerun_commands(frames, row, RERUN_COMMANDS) if row["implementation"] and row["dtype"] else ()
     return make_failure(rows, row, failing_comparisons, frames.cases[row["case"]], commands)
 
 
-def commands_again(frames: Frames, cell: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:
+def rerun_commands(frames: Frames, cell: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:
     """Return commands about a cell, a record with its case, dtype, environment and implementation.
 
     There are none if no command line can name the implementation, because it was passed as an object.

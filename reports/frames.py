@@ -37,7 +37,7 @@ from attncheck.common.errors import ResultsError
 from attncheck.common.wording import DocumentLayout, format_element, index_from, layout_of, rows_judged, truncate_list
 from attncheck.results.coverage import RequestedRun
 from attncheck.results.format import COLUMNS as ROW_COLUMNS
-from attncheck.results.format import ROW_SCHEMA, Row, columns_of
+from attncheck.results.format import ROW_SCHEMA, Row, frame_columns
 from attncheck.results.parts import ArrayParts
 from attncheck.results.reader import Run
 from attncheck.results.records import CaseRecords
@@ -61,7 +61,7 @@ class Merged:
     @property
     def cases(self) -> CaseRecords:
         """Every run's case records, by id."""
-        return CaseRecords.together(run.cases for run in self.runs)
+        return CaseRecords.join(run.cases for run in self.runs)
 
 
 @dataclass(frozen=True)
@@ -86,20 +86,20 @@ class KeptArrays:
         return arrays
 
 
-_SHOWN_ELSEWHERE = {"environment", "complete"}
+_HIDDEN_COLUMNS = {"environment", "complete"}
 
 
 def environment_facts(frames: Frames) -> list[tuple[str, list[str]]]:
     """Return each fact's name and its text in every environment; unknown facts are empty."""
     environments = frames.environments
     return [
-        (name.removeprefix("version_").replace("_", " "), [text_of(value) for value in environments[name]])
+        (name.removeprefix("version_").replace("_", " "), [fact_text(value) for value in environments[name]])
         for name in environments.columns
-        if name not in _SHOWN_ELSEWHERE
+        if name not in _HIDDEN_COLUMNS
     ]
 
 
-def text_of(value: Any) -> str:
+def fact_text(value: Any) -> str:
     """Write a fact: a missing value as an empty text, and a whole number without a point."""
     if pd.isna(value):
         return ""
@@ -198,9 +198,9 @@ class Frames:
         }
 
 
-_OF_PROPERTIES = {"outcome": "verdict", "first": "value", "second": "reference"}
+_PROPERTY_SOURCES = {"outcome": "verdict", "first": "value", "second": "reference"}
 """Columns of the properties' frame that have another name in ``Row``."""
-PROPERTIES = columns_of(
+PROPERTY_COLUMNS = frame_columns(
     "properties",
     *("implementation", "property_name", "case", "dtype", "variant", "outcome", "claim", "xfail", "stage", "index"),
     *("first", "second"),
@@ -209,20 +209,20 @@ PROPERTIES = columns_of(
 
 def property_columns(row: Row) -> dict[str, Any]:
     """Return the values of a property's row, by the column of the properties' frame."""
-    return {name: getattr(row, _OF_PROPERTIES.get(name, name)) for name in PROPERTIES}
+    return {name: getattr(row, _PROPERTY_SOURCES.get(name, name)) for name in PROPERTY_COLUMNS}
 
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 Item = TypeVar("Item")
 Key = TypeVar("Key")
 
 
-def once_for_frames(make: Callable[[Frames], Made]) -> Callable[[Frames], Made]:
+def cached_for_frames(make: Callable[[Frames], Result]) -> Callable[[Frames], Result]:
     """Cache the result of ``make`` for each frames, because each format of a report needs it."""
-    made: WeakKeyDictionary[Frames, Made] = WeakKeyDictionary()
+    made: WeakKeyDictionary[Frames, Result] = WeakKeyDictionary()
 
     @wraps(make)
-    def remembered(frames: Frames) -> Made:
+    def remembered(frames: Frames) -> Result:
         if frames not in made:
             made[frames] = make(frames)
         return made[frames]
@@ -230,17 +230,17 @@ def once_for_frames(make: Callable[[Frames], Made]) -> Callable[[Frames], Made]:
     return remembered
 
 
-def failing(frame: pd.DataFrame) -> pd.DataFrame:
+def select_failing(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows that fail a run."""
-    return _select_rows(frame, goes_wrong(frame) & ~frame["xfail"].astype(bool))
+    return _select_rows(frame, are_wrong(frame) & ~frame["xfail"].astype(bool))
 
 
-def expected_failures(frame: pd.DataFrame) -> pd.DataFrame:
+def select_expected_failures(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows that would fail a run if they were not expected, without documents' errata."""
-    return _select_rows(frame, goes_wrong(frame) & frame["xfail"].astype(bool) & frame["verdict"].ne(Verdict.MISPRINT))
+    return _select_rows(frame, are_wrong(frame) & frame["xfail"].astype(bool) & frame["verdict"].ne(Verdict.MISPRINT))
 
 
-def by_convention(expected: pd.DataFrame) -> pd.Series[bool]:
+def are_by_convention(expected: pd.DataFrame) -> pd.Series[bool]:
     """Return which expected failures are a convention for queries without a key, and not on a list."""
     if "empty_rows" not in expected:
         return pd.Series(False, index=expected.index)
@@ -252,12 +252,12 @@ def _select_rows(frame: pd.DataFrame, are_meant: pd.Series[bool]) -> pd.DataFram
     return frame[are_meant] if are_meant.any() else frame.iloc[:0]
 
 
-def goes_wrong(frame: pd.DataFrame) -> pd.Series[bool]:
+def are_wrong(frame: pd.DataFrame) -> pd.Series[bool]:
     """Return which rows have a verdict that fails a run unless it is expected."""
     return ~frame["verdict"].isin(list(HARMLESS))
 
 
-def begins_of(frame: pd.DataFrame) -> pd.Series[str]:
+def first_failing_stages(frame: pd.DataFrame) -> pd.Series[str]:
     """Return the stage at which each row's failure begins: an earlier stage, or the row's stage."""
     return frame["begins_at"].where(frame["begins_at"].notna(), frame["stage"])
 
@@ -284,17 +284,17 @@ def _plain_values(column: pd.Series[Any]) -> list[Any]:
     return [None if value is pd.NA else value for value in values] if column.hasnans else values
 
 
-def of_column(frame: pd.DataFrame, column: Column) -> pd.DataFrame:
+def rows_of_column(frame: pd.DataFrame, column: Column) -> pd.DataFrame:
     """Return the rows of an implementation in an environment."""
     return frame[frame["environment"].eq(column.environment) & frame["implementation"].eq(column.implementation)]
 
 
-def groups(frame: pd.DataFrame, keys: str | list[str]) -> dict[Any, pd.DataFrame]:
+def split_by(frame: pd.DataFrame, keys: str | list[str]) -> dict[Any, pd.DataFrame]:
     """Return the parts of a frame by the value of a column, or the values of several."""
     return dict(iter(frame.groupby(keys)))
 
 
-def by_key(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+def group_by_key(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     """Group items by key, in the order of each key's first item."""
     grouped: dict[Key, list[Item]] = {}
     for item in items:
@@ -302,7 +302,7 @@ def by_key(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[
     return grouped
 
 
-def case_order(case: Mapping[str, Any]) -> tuple[bool, str, int]:
+def case_sort_key(case: Mapping[str, Any]) -> tuple[bool, str, int]:
     """Sort key: documents first, then file by file, in the order of the file."""
     return (not is_document(case), case["file"], case["line"])
 
@@ -312,7 +312,7 @@ def is_document(case: Mapping[str, Any]) -> bool:
     return bool(case["source"]["kind"] == "document")
 
 
-def layout_in(case: Mapping[str, Any], row: Mapping[str, Any]) -> DocumentLayout | None:
+def document_layout(case: Mapping[str, Any], row: Mapping[str, Any]) -> DocumentLayout | None:
     """Return how the document of a case lays out the stage or the printed number of a row."""
     expected = [entry for entry in case["expected"] if entry["name"] == row["stage"]]
     shape = row.get("shape")
@@ -322,31 +322,31 @@ def layout_in(case: Mapping[str, Any], row: Mapping[str, Any]) -> DocumentLayout
     return layout_of(str(row["stage"]), shape_shown, transposed, is_document=is_document(case))
 
 
-def element_in(case: Mapping[str, Any], row: Mapping[str, Any], name: str = "") -> str:
+def element_text(case: Mapping[str, Any], row: Mapping[str, Any], name: str = "") -> str:
     """Write the element that a row names, in the shape in which the case's document counts, if it has one."""
-    return format_element(row["index"] or "", name, layout_in(case, row))
+    return format_element(row["index"] or "", name, document_layout(case, row))
 
 
 def documents_of(frames: Frames) -> dict[str, list[Mapping[str, Any]]]:
     """Return the documents' cases, by file and in the order of the file."""
-    return by_key(sorted(document_cases(frames).values(), key=case_order), lambda case: str(case["file"]))
+    return group_by_key(sorted(document_cases(frames).values(), key=case_sort_key), lambda case: str(case["file"]))
 
 
-@once_for_frames
+@cached_for_frames
 def document_cases(frames: Frames) -> Mapping[str, Mapping[str, Any]]:
     """Return the cases that are transcribed from documents, by id."""
     return {identity: case for identity, case in frames.cases.items() if is_document(case)}
 
 
-def under_erratum(frames: Frames, numbers: pd.DataFrame) -> pd.Series[bool]:
+def are_under_erratum(frames: Frames, numbers: pd.DataFrame) -> pd.Series[bool]:
     """Return which numbers are printed under a recorded erratum."""
-    kept = _errata(frames)
+    kept = _recorded_errata(frames)
     flags = [key in kept for key in zip(numbers["case"], numbers["stage"], strict=True)]
     return pd.Series(flags, index=numbers.index, dtype=bool)
 
 
-@once_for_frames
-def _errata(frames: Frames) -> frozenset[tuple[str, str]]:
+@cached_for_frames
+def _recorded_errata(frames: Frames) -> frozenset[tuple[str, str]]:
     """Return the cases and stages of all recorded errata."""
     return frozenset(
         (identity, expected["name"])
@@ -356,7 +356,7 @@ def _errata(frames: Frames) -> frozenset[tuple[str, str]]:
     )
 
 
-def sampled_cases(frames: Frames) -> dict[str, str]:
+def sampled_row_texts(frames: Frames) -> dict[str, str]:
     """Return how many query rows were judged, for each case of which only a sample was judged."""
     rows = frames.results[frames.results["query_rows"].notna()].drop_duplicates("case")
     counts_of = zip(rows["case"], rows["judged_rows"], rows["query_rows"], strict=True)
@@ -368,12 +368,12 @@ def count_numbers(numbers: pd.DataFrame) -> int:
     return len(numbers[["case", "stage", "index"]].drop_duplicates())
 
 
-def stage_order(stage: str) -> tuple[int, str]:
+def stage_sort_key(stage: str) -> tuple[int, str]:
     """Sort key: the order in which attention computes the stages, then names of quantities."""
     return (stage_position(stage), stage)
 
 
-COLUMNS: Mapping[str, str] = {
+COLUMN_MEANINGS: Mapping[str, str] = {
     "environment": "label of the run",
     "version": "version of the implementation's framework",
     "basis": "printed by the document, known by derivation, or exact: computed by the document and not printed",
@@ -385,18 +385,18 @@ COLUMNS: Mapping[str, str] = {
 }
 """The meaning of every column of the frames."""
 
-RESULTS = columns_of("results", "environment", "implementation", "version")
-PAIRS = columns_of(
+RESULT_COLUMNS = frame_columns("results", "environment", "implementation", "version")
+PAIR_COLUMNS = frame_columns(
     "pairs",
     *("case", "operation", "dtype", "stage", "environment", "implementation", "version"),
     *("other_environment", "other", "other_version"),
 )
-NUMBERS = columns_of(
+NUMBER_COLUMNS = frame_columns(
     "numbers",
     *("case", "dtype", "stage", "called", "basis", "index", "printed"),
     *("environment", "implementation", "version", "value"),
 )
-_COUNTS = [name for name, kind in ROW_SCHEMA.items() if kind.type == "int" and name in RESULTS]
+_COUNT_COLUMNS = [name for name, kind in ROW_SCHEMA.items() if kind.type == "int" and name in RESULT_COLUMNS]
 _MAX_WARNINGS = 10
 _NOTE, _PROBLEM, _ANNOUNCED = range(3)
 
@@ -416,17 +416,17 @@ def make_frames(merged: Merged) -> Frames:
         rows[column] = _look_up_pairs(rows[environment], rows[implementation], versions)
     rows["basis"] = rows["comparison"]
     rows["printed"] = rows["reference_text"]
-    for column in _COUNTS:
+    for column in _COUNT_COLUMNS:
         rows[column] = pd.to_numeric(rows[column]).astype("Int64")  # whole numbers beside empty cells
-    kinds, notes = rows["comparison"], [note for run in merged.runs for note in _notes(run, merged)]
+    kinds, notes = rows["comparison"], [note for run in merged.runs for note in _missing_unit_notes(run, merged)]
     return Frames(
-        results=_select_and_sort(rows[kinds == "stage"], RESULTS),
-        pairs=_select_and_sort(rows[kinds == "pair"], PAIRS),
-        numbers=_select_and_sort(rows[kinds.isin(["printed", "known", "exact"])], NUMBERS),
-        environments=_environments(merged),
+        results=_select_and_sort(rows[kinds == "stage"], RESULT_COLUMNS),
+        pairs=_select_and_sort(rows[kinds == "pair"], PAIR_COLUMNS),
+        numbers=_select_and_sort(rows[kinds.isin(["printed", "known", "exact"])], NUMBER_COLUMNS),
+        environments=_environment_frame(merged),
         columns=tuple(Column(*key, version) for key, version in versions.items()),
         cases=merged.cases,
-        notes=(*(text for _, text in notes), *merged.notes, *_warnings(merged)),
+        notes=(*(text for _, text in notes), *merged.notes, *_case_warnings(merged)),
         has_faults=any(run.environment["faults"] for run in merged.runs),
         problems=tuple(text for kind, text in notes if kind >= _PROBLEM),
         announced=tuple(text for kind, text in notes if kind == _ANNOUNCED),
@@ -459,7 +459,7 @@ def _look_up_pairs(
 
 def _select_and_sort(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     names = ("case", "dtype", "environment", "implementation", "stage", "other_environment", "other", "basis", "index")
-    orders: Mapping[str, Callable[[str], Any]] = {"dtype": DTYPES.index, "stage": stage_order, "index": index_from}
+    orders: Mapping[str, Callable[[str], Any]] = {"dtype": DTYPES.index, "stage": stage_sort_key, "index": index_from}
     keys = [_ranks(rows[name], orders.get(name, str)) for name in names]
     return rows[list(columns)].take(np.lexsort(keys[::-1])).reset_index(drop=True)
 
@@ -474,7 +474,7 @@ def _ranks(texts: pd.Series[str], key: Callable[[str], Any]) -> NDArray[np.intp]
     return ranks[codes]
 
 
-def _environments(merged: Merged) -> pd.DataFrame:
+def _environment_frame(merged: Merged) -> pd.DataFrame:
     rows = [
         {
             "environment": run.label,
@@ -493,13 +493,13 @@ def _environments(merged: Merged) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values("environment", ignore_index=True)
 
 
-def _warnings(merged: Merged) -> list[str]:
+def _case_warnings(merged: Merged) -> list[str]:
     """Return the distinct warnings of the cases."""
     lines = list(dict.fromkeys(line for case in merged.cases.values() for line in case.get("warnings", ())))
     return truncate_list(_MAX_WARNINGS, [f"warning: {line}" for line in lines], "and {} more warnings")
 
 
-def _notes(run: Run, merged: Merged) -> Iterator[tuple[int, str]]:
+def _missing_unit_notes(run: Run, merged: Merged) -> Iterator[tuple[int, str]]:
     """Yield the units that did not run, and why, with at least ``_PROBLEM`` if they were requested.
 
     A framework that is not installed was not requested. A run prints ``_ANNOUNCED`` notes when it begins.

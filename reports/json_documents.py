@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar, Self, dataclass_transform, get_args
 
 from attncheck.common.errors import AttncheckError, CaseError, ExitCode
 
-SCHEMA = 1
+SCHEMA_VERSION = 1
 Scalar = str | int | float | bool | None
 Row = Mapping[str, Scalar]
 """A row of a frame, by column."""
@@ -42,21 +42,21 @@ class Record:
 
         Fields in ``values``, and fields with a default, are not read. Nested records are derived the same way.
         """
-        stated = fields_of(cls)
+        stated = record_fields(cls)
         wanted = [entry.name for entry in fields(cls) if entry.default is MISSING and entry.name not in values]
         read = {name: _value_at_path(source, (*stated[name], name)[2]) for name in wanted}
         return cls(**{name: _convert(stated[name][0], value) for name, value in {**read, **values}.items()})
 
 
-_FIELDS: dict[type[Record], Mapping[str, tuple[Any, ...]]] = {}
+_FIELDS_BY_RECORD: dict[type[Record], Mapping[str, tuple[Any, ...]]] = {}
 
 
-def fields_of(kind: type[Record]) -> Mapping[str, tuple[Any, ...]]:
+def record_fields(kind: type[Record]) -> Mapping[str, tuple[Any, ...]]:
     """Return the annotation of each field of a record: its type, its meaning, and its path if that differs."""
-    if kind not in _FIELDS:
+    if kind not in _FIELDS_BY_RECORD:
         hints = get_type_hints(kind, include_extras=True)
-        _FIELDS[kind] = {entry.name: get_args(hints[entry.name]) for entry in fields(kind)}
-    return _FIELDS[kind]
+        _FIELDS_BY_RECORD[kind] = {entry.name: get_args(hints[entry.name]) for entry in fields(kind)}
+    return _FIELDS_BY_RECORD[kind]
 
 
 def _value_at_path(source: Any, path: str) -> Any:
@@ -305,25 +305,28 @@ class BisectionDocument(Document):
 
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 """Numbers that JSON cannot hold, as texts; float() of Python and Number() of JavaScript read them."""
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_SURROGATE_PATTERN = re.compile("[\ud800-\udfff]")
 
 
-def header(command: str) -> Header:
+def make_header(command: str) -> Header:
     """Return the header of a command's document."""
     from importlib.metadata import version
 
-    return Header(version=version("attncheck"), schema=SCHEMA, command=command)
+    return Header(version=version("attncheck"), schema=SCHEMA_VERSION, command=command)
 
 
 def opening(command: str, code: int, answer: str) -> Mapping[str, Any]:
     """Return the fields that every document begins with."""
-    return {"attncheck": header(command), "exit_code": int(code), "answer": answer}
+    return {"attncheck": make_header(command), "exit_code": int(code), "answer": answer}
 
 
 def document_text(document: Document) -> str:
     """Return a document as JSON, with a line break at its end."""
     # Half of a character, of a file's name that is not Unicode, can only be written as an escape.
-    return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", _json_text(plain(document), "\n")) + "\n"
+    return (
+        _SURROGATE_PATTERN.sub(lambda match: f"\\u{ord(match[0]):04x}", _json_text(to_plain_data(document), "\n"))
+        + "\n"
+    )
 
 
 def _json_text(value: Any, line_break: str) -> str:
@@ -341,28 +344,33 @@ def _scalar_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def plain(value: Any) -> Any:
-    """Convert records, mappings and sequences to JSON's types."""
+def to_plain_data(value: Any) -> Any:
+    """Convert records, mappings and sequences to JSON's types.
+
+    Example:
+        >>> to_plain_data({"worst": float("nan"), "shape": (2, 3)})
+        {'worst': 'NaN', 'shape': [2, 3]}
+    """
     if is_dataclass(value) and not isinstance(value, type):
-        return {entry.name: plain(getattr(value, entry.name)) for entry in fields(value)}
+        return {entry.name: to_plain_data(getattr(value, entry.name)) for entry in fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_plain_data(item) for key, item in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return NOT_FINITE[0 if math.isnan(value) else 1 if value > 0 else 2]
     if isinstance(value, str | PurePath):
         return str(value)
     if isinstance(value, Sequence):
-        return [plain(item) for item in value]
+        return [to_plain_data(item) for item in value]
     return value
 
 
-def error_document(command: str, error: AttncheckError) -> ErrorDocument:
+def document_of_error(command: str, error: AttncheckError) -> ErrorDocument:
     """Return the document of a command that ends with an error."""
     faults = [Fault.derive(fault) for fault in error.faults] if isinstance(error, CaseError) else []
-    return error_of(command, type(error).__name__, str(error), error.exit_code, faults)
+    return make_error_document(command, type(error).__name__, str(error), error.exit_code, faults)
 
 
-def error_of(
+def make_error_document(
     command: str, kind: str, message: str, code: int = ExitCode.BAD_INPUT, faults: Sequence[Fault] = ()
 ) -> ErrorDocument:
     """Return the document of a command without an outcome, for an error of any kind."""

@@ -25,8 +25,8 @@ from attncheck.reports.document_model import (
     Items,
     Mark,
     Nested,
-    OnPage,
     Page,
+    PageOnly,
     Section,
     Subsection,
     Table,
@@ -36,15 +36,15 @@ from attncheck.reports.document_model import (
 from attncheck.reports.documents import (
     NUMBERS_EXPLAINED,
     DocumentComputation,
-    documents,
+    computations_by_document,
     expectation_parts,
     source_blocks,
 )
-from attncheck.reports.frames import Column, Frames, by_key, element_in, records, sampled_cases
+from attncheck.reports.frames import Column, Frames, element_text, group_by_key, records, sampled_row_texts
 from attncheck.reports.summary import make_summary, verdict_table
 
 _MAX_LISTED = 50
-_LARGEST = 15
+_MAX_DIFFERENCES = 15
 
 
 def render_markdown(frames: Frames) -> str:
@@ -52,22 +52,22 @@ def render_markdown(frames: Frames) -> str:
     answer = make_summary(frames)
     said = Items([*answer.sentences, *(f"{note}." for note in frames.notes)])
     shown = (
-        sections.by_implementation(frames),
-        sections.wrong(frames, _MAX_LISTED),
-        sections.expected_to_fail(frames),
-        sections.queries_without_key(frames),
-        sections.documents_at_a_glance(frames),
+        sections.implementations_section(frames),
+        sections.defects_section(frames, _MAX_LISTED),
+        sections.expected_failures_section(frames),
+        sections.empty_rows_section(frames),
+        sections.documents_section(frames),
         verdict_section(frames),
-        sections.properties(frames),
-        _documents(frames),
+        sections.properties_section(frames),
+        _documents_section(frames),
         _largest_differences(frames),
-        sections.environments(frames),
+        sections.environments_section(frames),
     )
     opening: list[Block] = [
         Text(Mark(answer.first_line, "strong")),
         *([said] if said.items else []),
     ]
-    return page_text(Page("Attention conformance report", opening, list(filter(None, shown))))
+    return render_page_markdown(Page("Attention conformance report", opening, list(filter(None, shown))))
 
 
 _DIFFERENCES_EXPLAINED = (
@@ -79,7 +79,7 @@ _DIFFERENCES_EXPLAINED = (
 def _largest_differences(frames: Frames) -> Section | None:
     """Return the pairs that differ most, whether or not they still agree; None without any."""
     pairs = frames.pairs[frames.pairs["ratio"].notna()]
-    pairs = pairs.sort_values(["ratio", "difference"], ascending=False, kind="stable").head(_LARGEST)
+    pairs = pairs.sort_values(["ratio", "difference"], ascending=False, kind="stable").head(_MAX_DIFFERENCES)
     rows: list[tuple[Inline, ...]] = []
     for row in records(pairs):
         digits = 9 if row["dtype"] == "float32" else 17
@@ -88,9 +88,9 @@ def _largest_differences(frames: Frames) -> Section | None:
                 *(Mark(row["case"]), Mark(row["stage"]), row["dtype"]),
                 frames.named(row["implementation"], row["environment"]),
                 frames.named(row["other"], row["other_environment"]),
-                element_in(frames.cases[row["case"]], row),
-                *(number(row["value"], digits), number(row["reference"], digits)),
-                *(number(row["difference"]), number(row["ratio"]), row["verdict"]),
+                element_text(frames.cases[row["case"]], row),
+                *(short_number_or_empty(row["value"], digits), short_number_or_empty(row["reference"], digits)),
+                *(short_number_or_empty(row["difference"]), short_number_or_empty(row["ratio"]), row["verdict"]),
             )
         )
     headings = ("case", "stage", "dtype", "one", "other", "at", "value", "other value", "difference")
@@ -99,14 +99,14 @@ def _largest_differences(frames: Frames) -> Section | None:
     return Section(title, "largest", [Text(_DIFFERENCES_EXPLAINED), table]) if rows else None
 
 
-def _documents(frames: Frames) -> Section | None:
+def _documents_section(frames: Frames) -> Section | None:
     """Return each document's cases with their printed and unprinted numbers; None without any."""
-    parts = [_document(frames, *item) for item in documents(frames).items()]
+    parts = [_document_subsection(frames, *item) for item in computations_by_document(frames).items()]
     text = Text(NUMBERS_EXPLAINED)
     return Section("Documents", "documents", [text, *parts]) if parts else None
 
 
-def _document(frames: Frames, name: str, computations: Sequence[DocumentComputation]) -> Subsection:
+def _document_subsection(frames: Frames, name: str, computations: Sequence[DocumentComputation]) -> Subsection:
     """Return one document, with a link to its pictures in the HTML report."""
     first = computations[0].case
     drawn = (
@@ -134,7 +134,9 @@ def verdict_section(frames: Frames) -> Section:
     if len(verdicts) > most:
         others = [case for case, cells in verdicts.items() if set(cells.values()) != {"agree"}]
         shown = set(
-            sorted(others, key=lambda case: not any("**" in inline(cell) for cell in verdicts[case].values()))[:most]
+            sorted(others, key=lambda case: not any("**" in render_inline(cell) for cell in verdicts[case].values()))[
+                :most
+            ]
         )
         which = f"the {len(shown):,}" if len(shown) == len(others) else f"{len(shown):,} of the {len(others):,}"
         text = (
@@ -150,8 +152,8 @@ def verdict_section(frames: Frames) -> Section:
 
 def _verdict_tables(frames: Frames, verdicts: Verdicts) -> Iterator[Subsection]:
     headings = ["case", *map(frames.title, frames.columns)]
-    sampled = {case: f" ({text})" for case, text in sampled_cases(frames).items()}
-    for file, cases in by_key(verdicts, lambda case: str(frames.cases[case]["file"])).items():
+    sampled = {case: f" ({text})" for case, text in sampled_row_texts(frames).items()}
+    for file, cases in group_by_key(verdicts, lambda case: str(frames.cases[case]["file"])).items():
         title = frames.cases[cases[0]]["title"]
         rows = [
             (
@@ -163,7 +165,7 @@ def _verdict_tables(frames: Frames, verdicts: Verdicts) -> Iterator[Subsection]:
         yield Subsection((f"{title} (", Mark(file), ")"), [Table(title, headings, rows)], 3)
 
 
-def page_text(page: Page) -> str:
+def render_page_markdown(page: Page) -> str:
     """Return a whole page."""
     parts = [[f"# {page.title}", "", *blocks_lines(page.opening)], *map(section_lines, page.sections)]
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
@@ -176,19 +178,19 @@ def section_lines(section: Section | None) -> list[str]:
 
 def blocks_lines(blocks: Iterable[Block]) -> list[str]:
     """Render blocks, an empty line between them."""
-    lines = [line for block in blocks for line in [*_block(block), ""]]
+    lines = [line for block in blocks for line in [*_block_lines(block), ""]]
     return lines[:-1]
 
 
-def _block(block: Block) -> list[str]:
+def _block_lines(block: Block) -> list[str]:
     lines: list[str] = []
     match block:
         case Items():
             for item in block.items:
                 content, *inner = (item.content, *item.items) if isinstance(item, Nested) else (item,)
-                lines += [f"- {inline(content)}", *(f"  - {inline(child)}" for child in inner)]
+                lines += [f"- {render_inline(content)}", *(f"  - {render_inline(child)}" for child in inner)]
         case Table():
-            lines = _table(block)
+            lines = _table_lines(block)
         case Code():
             lines = ["```", *block.lines, "```"]
         case Details():
@@ -196,75 +198,85 @@ def _block(block: Block) -> list[str]:
             start = f"<details{' open' * block.is_open}>", f"<summary>{summary}</summary>"
             lines = [*start, "", *blocks_lines(block.blocks), "", "</details>"]
         case Subsection():
-            lines = [f"{'#' * block.level} {inline(block.title)}", "", *blocks_lines(block.blocks)]
-        case OnPage():
+            lines = [f"{'#' * block.level} {render_inline(block.title)}", "", *blocks_lines(block.blocks)]
+        case PageOnly():
             lines = blocks_lines(block.in_words)
         case Entries():
             entries = ((f"{number}. ", blocks) for number, (_, blocks) in enumerate(block.entries, 1))
-            lines = [line for entry in entries for line in _entry(*entry)]
+            lines = [line for entry in entries for line in _entry_lines(*entry)]
         case Figure():
-            lines = [escape(block.words)]
+            lines = [escape_markdown(block.words)]
         case Text():
-            lines = [inline(block.content)]
+            lines = [render_inline(block.content)]
     return lines
 
 
-def _table(block: Table) -> list[str]:
+def _table_lines(block: Table) -> list[str]:
     """Render a table without columns of pictures, which have no heading."""
     kept = [number for number, heading in enumerate(block.headings) if heading or not number]
     align = block.align.ljust(len(block.headings), "l")
     rows = [
-        [escape(block.headings[number]) for number in kept],
+        [escape_markdown(block.headings[number]) for number in kept],
         ["---:" if align[number] == "r" else "---" for number in kept],
-        *([inline(row[number]) for number in kept] for row in block.rows),
+        *([render_inline(row[number]) for number in kept] for row in block.rows),
     ]
     return [f"| {' | '.join(row)} |" for row in rows]
 
 
-def _entry(number: str, blocks: Sequence[Block]) -> list[str]:
+def _entry_lines(number: str, blocks: Sequence[Block]) -> list[str]:
     """Render an entry of a numbered list: its texts line by line, then its other blocks, indented by the number."""
     texts = [block for block in blocks if isinstance(block, Text)]
-    first = "<br>".join(inline(text.content) for text in texts)
+    first = "<br>".join(render_inline(text.content) for text in texts)
     rest = blocks_lines(block for block in blocks if not isinstance(block, Text))
     return [f"{number}{first}", *(f"{' ' * len(number)}{line}".rstrip() for line in (["", *rest, ""] if rest else []))]
 
 
-def inline(part: Inline) -> str:
+def render_inline(part: Inline) -> str:
     """Render a text with its marks."""
     if isinstance(part, tuple):
-        return "".join(map(inline, part))
+        return "".join(map(render_inline, part))
     if isinstance(part, str):
         edges = (" " if part != part.lstrip() else "", " " if part.strip() != part.lstrip() else "")
-        return escape(part).join(edges) if part.strip() else part
+        return escape_markdown(part).join(edges) if part.strip() else part
     if isinstance(part, Figure | Coloured):
-        return escape(part.words) if isinstance(part, Figure) else inline(part.content)
+        return escape_markdown(part.words) if isinstance(part, Figure) else render_inline(part.content)
     if part.kind == "break":
         return "<br>"
     if part.address:
         is_bare = part.text == part.address and "://" in part.address
-        return f"<{part.text}>" if is_bare else f"[{escape(part.text)}]({part.address})"
-    text = code(part.text) if part.kind in ("code", "case") else escape(part.text)
+        return f"<{part.text}>" if is_bare else f"[{escape_markdown(part.text)}]({part.address})"
+    text = code_span(part.text) if part.kind in ("code", "case") else escape_markdown(part.text)
     return f"**{text}**" if part.kind in ("strong", *FAILS_A_RUN) else text
 
 
 # An ampersand is special only where it begins a character reference, such as &lt;
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#]|&(?=#?\w+;))")
+_SPECIAL_PATTERN = re.compile(r"([\\`*_{}\[\]<>|~#]|&(?=#?\w+;))")
 
 
-def escape(text: object) -> str:
-    """Show a text literally: no markup, no line break."""
-    return _SPECIAL.sub(r"\\\1", " ".join(str(text).split()))
+def escape_markdown(text: object) -> str:
+    r"""Show a text literally: no markup, no line break.
+
+    Example:
+        >>> print(escape_markdown("a_b | c"))
+        a\_b \| c
+    """
+    return _SPECIAL_PATTERN.sub(r"\\\1", " ".join(str(text).split()))
 
 
-def code(text: object) -> str:
-    """Show a name in monospace; it cannot end the span or the cell."""
+def code_span(text: object) -> str:
+    r"""Show a name in monospace; it cannot end the span or the cell.
+
+    Example:
+        >>> print(code_span("a|b`c"))
+        `a\|b'c`
+    """
     inner = " ".join(str(text).split()).replace("`", "'")
     if "\\|" in inner:  # in a code span neither of the two can be escaped
-        return f"<code>{escape(inner)}</code>"
+        return f"<code>{escape_markdown(inner)}</code>"
     inner = inner.replace("|", "\\|")
     return f"`{inner}`" if inner else ""
 
 
-def number(value: float | None, digits: int = 3) -> str:
+def short_number_or_empty(value: float | None, digits: int = 3) -> str:
     """Write a number with few digits; empty for no number."""
     return "" if value is None or math.isnan(value) else f"{value:.{digits}g}"

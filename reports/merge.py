@@ -22,7 +22,7 @@ from attncheck.results.format import INPUTS, ROW_SCHEMA, Row, bound_name
 from attncheck.results.parts import ArrayParts
 from attncheck.results.reader import Run
 from attncheck.results.records import differing_cases, first_differing_input
-from attncheck.results.tables import ColumnKind, table_of
+from attncheck.results.tables import ColumnKind, to_table
 from attncheck.spec.verdicts import Verdict
 
 Stages = Mapping[str, NDArray[Any]]
@@ -30,7 +30,7 @@ Unit = tuple[str, str]
 """case, dtype"""
 
 _PAIR_SCHEMA = {**ROW_SCHEMA, **dict.fromkeys(("environment", "other_environment"), ColumnKind("text"))}
-_PAIRS_PER_FRAME = 20_000
+_MAX_PAIRS_PER_FRAME = 20_000
 
 
 def merge_runs(runs: Sequence[Run], *, across: bool = True) -> Merged:
@@ -52,8 +52,8 @@ def merge_runs(runs: Sequence[Run], *, across: bool = True) -> Merged:
         comparison, frames = _CrossRunComparison(runs, rows, differing), list[pd.DataFrame]()
         # In frames of a bounded size: a million dictionaries would not fit into memory.
         across_runs = comparison.pairs()
-        while batch := list(islice(across_runs, _PAIRS_PER_FRAME)):
-            frames.append(table_of(batch, _PAIR_SCHEMA).to_pandas())
+        while batch := list(islice(across_runs, _MAX_PAIRS_PER_FRAME)):
+            frames.append(to_table(batch, _PAIR_SCHEMA).to_pandas())
         rows = pd.concat([rows, *frames], ignore_index=True)
         notes += [
             f"{case} is not the same case everywhere: {why}" for case, why in sorted(comparison.differing.items())

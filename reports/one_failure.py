@@ -16,8 +16,8 @@ from attncheck.reports.json_documents import Failure
 from attncheck.results.format import FAILURE_NUMBERS, Row
 from attncheck.spec import OPERATIONS, stage_position
 
-KEYS = ("case", "dtype", "environment", "implementation")
-_ELEMENT = re.compile(r"\d+(?:,\d+)*")
+EVALUATION_KEYS = ("case", "dtype", "environment", "implementation")
+_ELEMENT_PATTERN = re.compile(r"\d+(?:,\d+)*")
 _NO_NUMBERS: Mapping[str, Any] = dict.fromkeys(FAILURE_NUMBERS)
 _Row = Mapping[str, Any]
 
@@ -28,7 +28,7 @@ def failure_of_rows(
     """Return the failure of one evaluation, given its rows and the record of its case; None if nothing fails a run."""
     of_answer = {"environment": "", "case": case["id"]}
     bad = [{**vars(row), **of_answer, "diagnosis": row.diagnosis or diagnosis} for row in rows if row.fails_run]
-    return make_failure(bad, min(bad, key=first_failing_row), len(bad), case, commands) if bad else None
+    return make_failure(bad, min(bad, key=failing_row_sort_key), len(bad), case, commands) if bad else None
 
 
 def make_failure(
@@ -48,7 +48,7 @@ def make_failure(
     diagnosed = next((row["diagnosis"] for row in rows if row.get("diagnosis") is not None), None)
     numbers = _NO_NUMBERS if shown is None else {**_element_numbers(shown), "diagnosis": diagnosed or None}
     return Failure(
-        **{name: first[name] for name in (*KEYS, "verdict", "message")},
+        **{name: first[name] for name in (*EVALUATION_KEYS, "verdict", "message")},
         stage=stage,
         rows=failing_comparisons,
         **numbers,
@@ -60,7 +60,7 @@ def make_failure(
     )
 
 
-def first_failing_row(row: _Row) -> tuple[bool, tuple[int, str]]:
+def failing_row_sort_key(row: _Row) -> tuple[bool, tuple[int, str]]:
     """Sort key: the row at which a failure begins comes first.
 
     A stage that only inherits an error comes after the stage at which it begins, in any order of computation. A number
@@ -87,7 +87,7 @@ def _element_numbers(row: _Row) -> dict[str, Any]:
     return {
         "element_stage": row["stage"],
         # An index of several elements, such as a range, is left out.
-        "element": list(index_from(index)) if not index or _ELEMENT.fullmatch(index) else None,
+        "element": list(index_from(index)) if not index or _ELEMENT_PATTERN.fullmatch(index) else None,
         "computed": float(row["value"]),
         "exact": float(row["reference"]),
         "error": _optional_float(row["difference"]),
@@ -101,7 +101,7 @@ def _optional_float(value: Any) -> float | None:
     return None if value is None or math.isnan(value) else float(value)
 
 
-def lengths_of(case: Mapping[str, Any]) -> dict[str, int]:
+def record_axis_lengths(case: Mapping[str, Any]) -> dict[str, int]:
     """Return the length of every axis of a case record; empty if its shapes are unknown."""
     if case["operation"] not in OPERATIONS:
         return {}
@@ -111,11 +111,17 @@ def lengths_of(case: Mapping[str, Any]) -> dict[str, int]:
 
 
 def shape_text(case: Mapping[str, Any]) -> str:
-    """Write the shape of a case record: B=1 H=4 Hkv=2 Lq=3 Lk=5 D=8."""
-    return lengths_text(lengths_of(case))
+    """Write the shape of a case record: B=1 H=4 Hkv=2 Lq=3 Lk=5 D=8.
+
+    Example:
+        >>> inputs = {"query": [1, 4, 3, 8], "key": [1, 2, 5, 8], "value": [1, 2, 5, 6]}
+        >>> shape_text({"operation": "attention", "options": {}, "inputs": inputs})
+        'B=1 H=4 Hkv=2 Lq=3 Lk=5 D=8 Dv=6'
+    """
+    return lengths_text(record_axis_lengths(case))
 
 
-def how_wrong(failure: Failure, layout: DocumentLayout | None, *, of_several: bool) -> str:
+def wrong_element_text(failure: Failure, layout: DocumentLayout | None, *, of_several: bool) -> str:
     """Describe a wrong element: its value, the right one, and the error in units of the bound.
 
     Args:
@@ -134,6 +140,6 @@ def how_wrong(failure: Failure, layout: DocumentLayout | None, *, of_several: bo
     return f"{text}: off by {format_ratio(failure.ratio)} times the error bound"
 
 
-def comparisons_fail(number: int) -> str:
+def failing_comparisons_text(number: int) -> str:
     """Write how many comparisons fail."""
     return "1 comparison fails" if number == 1 else f"{number:,} comparisons fail"

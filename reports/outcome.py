@@ -9,16 +9,16 @@ import pandas as pd
 
 from attncheck.common.errors import ExitCode
 from attncheck.reports import json_documents, properties
-from attncheck.reports.coverage import coverage, number_counts, padded_cases, shortfall_lines
-from attncheck.reports.defects import defects, first_commands
+from attncheck.reports.coverage import count_printed_numbers, coverage_by_column, padded_cases, shortfall_lines
+from attncheck.reports.defects import find_defects, first_commands
 from attncheck.reports.document_model import plain_text
-from attncheck.reports.failure_patterns import common_features
-from attncheck.reports.failures import failures
-from attncheck.reports.frames import Frames, by_key, records
+from attncheck.reports.failure_patterns import confirmed_patterns
+from attncheck.reports.failures import find_failures
+from attncheck.reports.frames import Frames, group_by_key, records
 from attncheck.reports.summary import make_summary, verdict_table
 from attncheck.results.format import Row
 
-_MOST_COMMANDS = 3
+_MAX_COMMANDS = 3
 
 
 def rows_of(frame: pd.DataFrame) -> list[json_documents.Row]:
@@ -26,11 +26,11 @@ def rows_of(frame: pd.DataFrame) -> list[json_documents.Row]:
     return [{name: None if pd.isna(value) else value for name, value in row.items()} for row in records(frame)]
 
 
-def first_of_each(failures: Iterable[json_documents.Failure]) -> list[str]:
+def first_command_of_each(failures: Iterable[json_documents.Failure]) -> list[str]:
     """Return the first command of the first failure of each of some implementations."""
     with_commands = (failure for failure in failures if failure.next)
-    firsts = by_key(with_commands, lambda failure: (failure.environment, failure.implementation))
-    return [first.next[0] for first, *_ in firsts.values()][:_MOST_COMMANDS]
+    firsts = group_by_key(with_commands, lambda failure: (failure.environment, failure.implementation))
+    return [first.next[0] for first, *_ in firsts.values()][:_MAX_COMMANDS]
 
 
 def outcome_document(
@@ -43,18 +43,20 @@ def outcome_document(
     answer = make_summary(frames)
     padded = padded_cases(frames)
     titles = {column: column.title(with_environment=True) for column in frames.columns}
-    asked = properties.property_table(properties.property_rows(frames))
+    asked = properties.group_by_property(properties.property_rows(frames))
     broken = properties.broken_properties(frames)
-    worst = {name: {title: properties.worst_of(rows) for title, rows in cells.items()} for name, cells in asked.items()}
+    worst = {
+        name: {title: properties.worst_row(rows) for title, rows in cells.items()} for name, cells in asked.items()
+    }
     return json_documents.Outcome(
         **json_documents.opening(command, code, answer.word),
         defects=[
             json_documents.DefectRecord.derive(
                 defect, diagnosis=defect.diagnosis or None, dtypes=list(filter(None, defect.dtypes))
             )
-            for defect in defects(frames)
+            for defect in find_defects(frames)
         ],
-        failures=failures(frames),
+        failures=find_failures(frames),
         next=[*first_commands(frames), *(command for _, command in broken[:1] if command)],
         notes=list(frames.notes),
         judged=answer.judged,
@@ -64,10 +66,10 @@ def outcome_document(
                 lacks=dict(entry.lacks.singly),
                 padded=padded[entry.column]["case"].nunique() if entry.column in padded else 0,
             )
-            for entry in coverage(frames)
+            for entry in coverage_by_column(frames)
         },
         too_few_judged=list(shortfall_lines(frames)),
-        numbers=json_documents.plain(number_counts(frames)),
+        numbers=json_documents.to_plain_data(count_printed_numbers(frames)),
         sentences=list(answer.sentences),
         stopped={
             label: json_documents.Stopped.derive(asked.stopped)
@@ -78,7 +80,7 @@ def outcome_document(
             json_documents.InCommon.derive(
                 pattern, text=pattern.text(with_environment=False), counted=f"{pattern.noun}s"
             )
-            for pattern in common_features(frames)
+            for pattern in confirmed_patterns(frames)
         ],
         verdicts={
             case: {titles[column]: plain_text(words) for column, words in cells.items()}
@@ -98,12 +100,14 @@ def properties_document(
     rows: Sequence[Row], again: Mapping[str, Sequence[str]], code: ExitCode, notes: Sequence[str]
 ) -> json_documents.PropertiesDocument:
     """Return every test of a property; ``again`` has the words that name an implementation on a command line."""
-    commands = (properties.command_for(row, again) for row in properties.failing_first(rows)[:1])
+    commands = (properties.explain_command(row, again) for row in properties.worst_failing_rows(rows)[:1])
     return json_documents.PropertiesDocument(
-        **json_documents.opening("properties", code, properties.sentence_of(rows)),
+        **json_documents.opening("properties", code, properties.properties_sentence(rows)),
         next=[item for item in commands if item],
         notes=list(notes),
-        properties=[_property_record(row, properties.command_for(row, again) if row.fails_run else "") for row in rows],
+        properties=[
+            _property_record(row, properties.explain_command(row, again) if row.fails_run else "") for row in rows
+        ],
     )
 
 

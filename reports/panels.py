@@ -45,7 +45,9 @@ LIGHTEST = "#f3f1f4"
 _NOT_A_NUMBER, _BELOW, _ABOVE = "#d4d4d8", "#2a2a2e", "#8b0000"
 
 # What XML cannot hold, what turns the direction of text, and half characters.
-_UNSHOWABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+_UNSHOWABLE_PATTERN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 
 
 @dataclass(frozen=True)
@@ -69,14 +71,14 @@ def cell_text(panel: Panel, row: int, column: int) -> tuple[str, str]:
     return short_number(value, _DIGITS), printed
 
 
-def panels_of(array: Array, title: str, **fields: Any) -> tuple[Panel, ...]:
+def split_into_panels(array: Array, title: str, **fields: Any) -> tuple[Panel, ...]:
     """Return a panel per matrix of an array: one row for a vector, and the first matrices for more axes.
 
     Titles leave out leading axes of length 1.
     """
     matrices = np.atleast_2d(array)
     leading = matrices.shape[:-2]
-    named = islice(named_matrices(leading, is_document=True), MAX_PANELS)
+    named = islice(matrix_names(leading, is_document=True), MAX_PANELS)
     panels = tuple(Panel(f"{title}{name}", matrices[index], **fields) for index, name in named)
     left_out = math.prod(leading) - len(panels)
     if left_out > 0:
@@ -84,13 +86,13 @@ def panels_of(array: Array, title: str, **fields: Any) -> tuple[Panel, ...]:
     return panels
 
 
-def describe(panel: Panel) -> str:
+def describe_panel(panel: Panel) -> str:
     """Describe a matrix in words: every number of a small one, the range of a larger one."""
     rows, columns = panel.matrix.shape
     start = f"{safe_text(panel.title)}: {rows} x {columns} matrix"
     if panel.printed:
         places = (f"{safe_text(text)} at {format_element(place)}" for place, text in panel.printed.items())
-        return f"{describe(replace(panel, printed={}))}; printed otherwise: {', '.join(places)}"
+        return f"{describe_panel(replace(panel, printed={}))}; printed otherwise: {', '.join(places)}"
     if panel.matrix.size <= MAX_CELLS:
         spelt = [", ".join(map(short_number, row)) for row in panel.matrix.tolist()]
         return f"{start}; " + "; ".join(f"row {index}: {row}" for index, row in enumerate(spelt))
@@ -109,7 +111,7 @@ def value_range(matrix: Array) -> tuple[float, float]:
     return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
 
 
-def shades(panel: Panel) -> Pixels:
+def cell_colours(panel: Panel) -> Pixels:
     """Return the colour of every cell, (rows, columns, 3): light for the smallest number, the panel's for the largest.
 
     NaN, minus infinity and infinity have colours of their own.
@@ -119,14 +121,14 @@ def shades(panel: Panel) -> Pixels:
     finite = np.isfinite(values)
     # Halves, because the difference of two numbers of float64 may be beyond it.
     part = (np.where(finite, values, low) / 2 - low / 2) / ((high / 2 - low / 2) or 1.0)
-    light, dark = (np.array(_rgb(colour), dtype=np.float64) for colour in (LIGHTEST, panel.colour))
+    light, dark = (np.array(_parse_colour(colour), dtype=np.float64) for colour in (LIGHTEST, panel.colour))
     pixels = (light + part[..., np.newaxis] * (dark - light)).round().astype(np.uint8)
     for odd, colour in ((np.isnan(values), _NOT_A_NUMBER), (values == -np.inf, _BELOW), (values == np.inf, _ABOVE)):
-        pixels[odd] = _rgb(colour)
+        pixels[odd] = _parse_colour(colour)
     return pixels
 
 
-def png_of(pixels: Pixels) -> bytes:
+def encode_png(pixels: Pixels) -> bytes:
     """Return the PNG of pixels, (rows, columns, 3)."""
     rows, columns, _ = pixels.shape
     lines = np.concatenate([np.zeros((rows, 1), np.uint8), pixels.reshape(rows, -1)], axis=1)
@@ -138,19 +140,29 @@ def png_of(pixels: Pixels) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
-def _rgb(colour: str) -> list[int]:
+def _parse_colour(colour: str) -> list[int]:
     return [int(colour[start : start + 2], 16) for start in (1, 3, 5)]
 
 
-def ink_on(pixel: Pixels) -> str:
-    """Return black or white, whichever has more contrast on a colour (WCAG 2 relative luminance)."""
+def contrasting_ink(pixel: Pixels) -> str:
+    """Return black or white, whichever has more contrast on a colour (WCAG 2 relative luminance).
+
+    Example:
+        >>> contrasting_ink(np.array([255, 255, 0], np.uint8)), contrasting_ink(np.array([0, 0, 255], np.uint8))
+        ('#000000', '#ffffff')
+    """
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in pixel / 255]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "#000000" if luminance > 0.179 else "#ffffff"
 
 
 def short_number(value: float, digits: int = 3) -> str:
-    """Write a number in a few significant digits, a whole one of up to five digits in full."""
+    """Write a number in a few significant digits, a whole one of up to five digits in full.
+
+    Example:
+        >>> short_number(12345.0), short_number(123456.0), short_number(0.12345)
+        ('12345', '1.23e+05', '0.123')
+    """
     if isinstance(value, bool | np.bool_):
         return str(int(value))
     number = float(value)
@@ -161,7 +173,7 @@ def short_number(value: float, digits: int = 3) -> str:
 
 def safe_text(text: object, most: int = 120) -> str:
     """Return a text in one line without characters that images cannot show, truncated if it is long."""
-    line = " ".join(_UNSHOWABLE.sub("\ufffd", " ".join(str(text).split())).split())
+    line = " ".join(_UNSHOWABLE_PATTERN.sub("\ufffd", " ".join(str(text).split())).split())
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
@@ -214,12 +226,19 @@ def error_matrices(errors: Real, most_cells: int = MAX_CELLS, *, is_document: bo
             (row, column) if index == tuple(worst[:-2]) else None,
             most_cells,
         )
-        for index, name in named_matrices(leading, is_document=is_document)
+        for index, name in matrix_names(leading, is_document=is_document)
     ]
 
 
-def named_matrices(leading: tuple[int, ...], *, is_document: bool) -> Iterator[tuple[tuple[int, ...], str]]:
-    """Yield the index of each matrix of an array by its leading axes, and its name."""
+def matrix_names(leading: tuple[int, ...], *, is_document: bool) -> Iterator[tuple[tuple[int, ...], str]]:
+    """Yield the index of each matrix of an array by its leading axes, and its name.
+
+    Example:
+        >>> list(matrix_names((1, 2), is_document=True))
+        [((0, 0), '[0]'), ((0, 1), '[1]')]
+        >>> list(matrix_names((1, 2), is_document=False))
+        [((0, 0), '[0, 0]'), ((0, 1), '[0, 1]')]
+    """
     several = [axis for axis, length in enumerate(leading) if length > 1]
     among = several if is_document or not several else range(len(leading))
     for index in np.ndindex(leading):
@@ -240,16 +259,16 @@ def _thinned_matrix(title: str, errors: Real, worst: tuple[int, int] | None, mos
 MAX_WRITTEN = 64
 """Inputs with more numbers are not listed unless the document prints them."""
 
-_COLOURS = (
+_COLOUR_OF_STAGE = (
     dict.fromkeys(("query", *LOGITS), PURPLE) | dict.fromkeys(MEANS, BLUE) | dict.fromkeys(("mask", "bias"), GREY)
 )
-_NOT_DRAWN = frozenset({"log_sum_exp"})
-_OF_A_TOKEN = frozenset({*PROJECTIONS, *MEANS, "applied_values"})
+_UNDRAWN_STAGES = frozenset({"log_sum_exp"})
+_PER_TOKEN_STAGES = frozenset({*PROJECTIONS, *MEANS, "applied_values"})
 """Arrays with a row per token, or a column if a document writes vectors as columns."""
-_KEYS_ACROSS = frozenset({*ON_SCORES, "mask", "bias"})
+_PER_KEY_STAGES = frozenset({*ON_SCORES, "mask", "bias"})
 
 
-Printed = Mapping[str, Mapping[str, str]]
+PrintedNumbers = Mapping[str, Mapping[str, str]]
 """By stage or quantity, then by an element's index as results keep it: the text that a document prints."""
 
 
@@ -274,7 +293,7 @@ class Drawing:
     panels: tuple[Panel, ...]
 
 
-def kept_of(arrays: KeptArrays, case: str, dtype: str) -> KeptCase | None:
+def read_kept_case(arrays: KeptArrays, case: str, dtype: str) -> KeptCase | None:
     """Return a case's inputs and exact stages, of the first run that kept them; None if no run did."""
     kept = arrays.of(case, dtype)
     for environment in dict.fromkeys(key[0] for key in kept):
@@ -284,7 +303,7 @@ def kept_of(arrays: KeptArrays, case: str, dtype: str) -> KeptCase | None:
     return None
 
 
-def exact_value(expected: Mapping[str, Any], kept: KeptCase) -> Array | None:
+def exact_array(expected: Mapping[str, Any], kept: KeptCase) -> Array | None:
     """Return the exact value of a stage, or of the quantity that is derived from it; None if it was not kept."""
     name, stage = expected["name"], kept.exact.get(expected["of"])
     if stage is None or name == expected["of"]:
@@ -309,8 +328,8 @@ def _shortest_number(value: float) -> str:
     return str(int(number)) if number.is_integer() and abs(number) < 1e15 else repr(number)
 
 
-def drawings_of(
-    case: Mapping[str, Any], kept: KeptCase, *, in_columns: bool, printed: Printed = MappingProxyType({})
+def make_drawings(
+    case: Mapping[str, Any], kept: KeptCase, *, in_columns: bool, printed: PrintedNumbers = MappingProxyType({})
 ) -> tuple[Drawing, ...]:
     """Return the inputs, then the stages in the order of computation; ``in_columns`` vectors are drawn as columns.
 
@@ -319,10 +338,10 @@ def drawings_of(
     inputs_in_document = case.get("given", {})
     names = {name: inputs_in_document.get(name, {}).get("called", "") for name in kept.inputs}
     called = {expected["name"]: expected["called"] for expected in case["expected"] if "called" in expected}
-    stages = {stage: kept.exact[stage] for stage in STAGES if stage in kept.exact and stage not in _NOT_DRAWN}
+    stages = {stage: kept.exact[stage] for stage in STAGES if stage in kept.exact and stage not in _UNDRAWN_STAGES}
     derived = {expected["name"]: expected for expected in case["expected"] if expected["name"] != expected["of"]}
     for name, expected in derived.items():
-        value = exact_value(expected, kept)
+        value = exact_array(expected, kept)
         if value is not None:  # a derived quantity stands behind the stage that it comes from
             before = [*stages].index(expected["of"]) + 1 if expected["of"] in stages else len(stages)
             items = list(stages.items())
@@ -330,12 +349,12 @@ def drawings_of(
     return tuple(
         drawing
         for arrays, titles, is_input in ((kept.inputs, names, True), (stages, called, False))
-        for drawing in _drawings(arrays, titles, is_input, in_columns, {} if is_input else printed)
+        for drawing in _draw_arrays(arrays, titles, is_input, in_columns, {} if is_input else printed)
     )
 
 
-def _drawings(
-    arrays: Mapping[str, Array], called: Mapping[str, str], is_input: bool, in_columns: bool, printed: Printed
+def _draw_arrays(
+    arrays: Mapping[str, Array], called: Mapping[str, str], is_input: bool, in_columns: bool, printed: PrintedNumbers
 ) -> Sequence[Drawing]:
     """Draw each array once; equal arrays share a picture."""
     together: dict[str, list[str]] = {}
@@ -344,9 +363,9 @@ def _drawings(
         together.setdefault(same, []).append(name)
     drawings = []
     for first, names in together.items():
-        title = title_of(names, dict.fromkeys(text for name in names if (text := called.get(name))))
-        turned = in_columns and first in _OF_A_TOKEN and arrays[first].ndim > 1
-        panels = panels_of(
+        title = matrix_title(names, dict.fromkeys(text for name in names if (text := called.get(name))))
+        turned = in_columns and first in _PER_TOKEN_STAGES and arrays[first].ndim > 1
+        panels = split_into_panels(
             np.swapaxes(arrays[first], -1, -2) if turned else arrays[first], title, **_panel_style(first)
         )
         marked = [
@@ -366,13 +385,13 @@ def _with_misprints(
         if len(index) != array.ndim or any(place >= length for place, length in zip(index, array.shape, strict=True)):
             continue  # another program wrote these results
         *leading, row, column = (0, *index) if array.ndim == 1 else index
-        place = (column, row) if in_columns and name in _OF_A_TOKEN and array.ndim > 1 else (row, column)
+        place = (column, row) if in_columns and name in _PER_TOKEN_STAGES and array.ndim > 1 else (row, column)
         panel = int(np.ravel_multi_index(leading, array.shape[:-2])) if leading else 0
         printed_by_panel.setdefault(panel, {})[place] = number
     return tuple(replace(panel, printed=printed_by_panel.get(number, {})) for number, panel in enumerate(panels))
 
 
-def title_of(names: Sequence[str], documents: Collection[str]) -> str:
+def matrix_title(names: Sequence[str], documents: Collection[str]) -> str:
     """Return a matrix's name in the document, followed by the names of the stages or inputs if they differ."""
     words, document_name = ", ".join(names), ", ".join(documents)
     return f"{document_name} ({words})" if document_name and document_name != words else words
@@ -388,5 +407,7 @@ def _are_equal(first: Array, second: Array) -> bool:
 
 def _panel_style(name: str) -> dict[str, str]:
     """Return a matrix's colour and the names of its axes."""
-    axes = {"row_axis": "query", "column_axis": "key"} if name in _KEYS_ACROSS else {}
-    return axes | {"colour": _COLOURS.get(name, GREY if "_" in name and name.endswith(("weight", "bias")) else ORANGE)}
+    axes = {"row_axis": "query", "column_axis": "key"} if name in _PER_KEY_STAGES else {}
+    return axes | {
+        "colour": _COLOUR_OF_STAGE.get(name, GREY if "_" in name and name.endswith(("weight", "bias")) else ORANGE)
+    }

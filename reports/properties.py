@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from attncheck.common.errors import ExitCode
 from attncheck.common.wording import count_noun, format_element
-from attncheck.reports.frames import Frames, by_key, once_for_frames
+from attncheck.reports.frames import Frames, cached_for_frames, group_by_key
 from attncheck.results.format import Row
 from attncheck.settings.commands import shell_command, words_of
 from attncheck.spec import PROPERTIES
@@ -20,13 +20,13 @@ OUTCOMES_NOTE = (
 )
 
 
-def worst_of(rows: Iterable[Row]) -> Row | None:
+def worst_row(rows: Iterable[Row]) -> Row | None:
     """Return the worst of several rows: a failing one, or the most severe."""
     ordered = sorted(rows, key=lambda row: (row.fails_run, row.fails, PropertyOutcome(row.verdict).severity))
     return ordered[-1] if ordered else None
 
 
-def exit_code_of(rows: Sequence[Row]) -> ExitCode:
+def properties_exit_code(rows: Sequence[Row]) -> ExitCode:
     """Return the exit code of a run with these rows: 1 if a property is broken, or weaker than claimed."""
     if any(row.fails_run for row in rows):
         return ExitCode.DISAGREE
@@ -36,7 +36,7 @@ def exit_code_of(rows: Sequence[Row]) -> ExitCode:
     return ExitCode.AGREE
 
 
-def sentence_of(rows: Sequence[Row]) -> str:
+def properties_sentence(rows: Sequence[Row]) -> str:
     """Summarize the outcome of properties in a line."""
     asked = [row for row in rows if row.verdict != PropertyOutcome.UNSUPPORTED]
     names = {row.property_name for row in asked}
@@ -51,15 +51,15 @@ def sentence_of(rows: Sequence[Row]) -> str:
     return f"Properties do not hold: {'; '.join(broken)} ({what})."
 
 
-def property_table(rows: Sequence[Row]) -> Mapping[str, Mapping[str, Sequence[Row]]]:
+def group_by_property(rows: Sequence[Row]) -> Mapping[str, Mapping[str, Sequence[Row]]]:
     """Group rows by property, then by implementation."""
-    by_cell = by_key(rows, lambda row: (row.property_name, row.implementation))
+    by_cell = group_by_key(rows, lambda row: (row.property_name, row.implementation))
     columns = dict.fromkeys(row.implementation for row in rows)
     asked = [name for name in PROPERTIES if any(name == key[0] for key in by_cell)]
     return {name: {column: by_cell.get((name, column), []) for column in columns} for name in asked}
 
 
-def state_of(row: Row) -> str:
+def property_state(row: Row) -> str:
     """Return the state of a row: it fails, is expected to, holds, or was not judged."""
     if row.fails:
         return "xfail" if row.xfail else "failing"
@@ -77,28 +77,28 @@ def property_rows(frames: Frames) -> list[Row]:
     ]
 
 
-@once_for_frames
+@cached_for_frames
 def broken_properties(frames: Frames) -> tuple[tuple[Row, str], ...]:
     """Return a row for each failing property, case and implementation, with the command that explains it."""
     return tuple(
         (
             replace(row, implementation=frames.named(row.implementation, label)),
-            command_for(row, frames.again.get(label, {})),
+            explain_command(row, frames.again.get(label, {})),
         )
         for label, rows in frames.properties.items()
-        for row in failing_first(rows)
+        for row in worst_failing_rows(rows)
     )
 
 
-def failing_first(rows: Iterable[Row]) -> list[Row]:
+def worst_failing_rows(rows: Iterable[Row]) -> list[Row]:
     """Return a row for each property, case and implementation that fails: the worst of its variants and dtypes."""
     failing = (row for row in rows if row.fails_run)
-    groups = by_key(failing, lambda row: (row.implementation, row.property_name, row.case))
-    worst_rows = (worst_of(group) for group in groups.values())
+    groups = group_by_key(failing, lambda row: (row.implementation, row.property_name, row.case))
+    worst_rows = (worst_row(group) for group in groups.values())
     return [row for row in worst_rows if row is not None]
 
 
-def facts_of(row: Row) -> dict[str, str]:
+def property_facts(row: Row) -> dict[str, str]:
     """Return the facts of a row by name: the further calls, the element, its numbers, the bounds."""
     numbers = {
         "the first call": row.value,
@@ -114,7 +114,7 @@ def facts_of(row: Row) -> dict[str, str]:
     return facts | ({"what differs": differing} if row.elements else {})
 
 
-def command_for(row: Row, again: Mapping[str, Sequence[str]]) -> str:
+def explain_command(row: Row, again: Mapping[str, Sequence[str]]) -> str:
     """Return the command that explains a row; empty if no command line can name the implementation."""
     words = words_of(row.implementation, again)
     if not words:

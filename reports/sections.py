@@ -9,9 +9,9 @@ from types import MappingProxyType
 from attncheck.common.wording import count_noun
 from attncheck.reports import defects
 from attncheck.reports.cells import State, cell_table
-from attncheck.reports.coverage import coverage, number_counts_of, unverified_on
+from attncheck.reports.coverage import count_numbers_of_cases, count_unverified, coverage_by_column
 from attncheck.reports.document_model import (
-    BREAK,
+    LINE_BREAK,
     Block,
     Code,
     Details,
@@ -23,37 +23,37 @@ from attncheck.reports.document_model import (
     Section,
     Table,
     Text,
-    more_in,
+    more_in_files,
 )
-from attncheck.reports.failure_patterns import describe, in_common_lines
+from attncheck.reports.failure_patterns import describe_case, in_common_lines
 from attncheck.reports.frames import (
     Column,
     Frames,
+    are_under_erratum,
+    cached_for_frames,
     count_numbers,
     documents_of,
     environment_facts,
-    expected_failures,
-    of_column,
-    once_for_frames,
-    under_erratum,
+    rows_of_column,
+    select_expected_failures,
 )
-from attncheck.reports.one_failure import comparisons_fail
+from attncheck.reports.one_failure import failing_comparisons_text
 from attncheck.reports.properties import (
     OUTCOMES_NOTE,
     broken_properties,
-    facts_of,
+    group_by_property,
+    property_facts,
     property_rows,
-    property_table,
-    state_of,
-    worst_of,
+    property_state,
+    worst_row,
 )
 from attncheck.results.format import Row
 from attncheck.spec import DTYPES, PROPERTIES
 from attncheck.spec.verdicts import PropertyOutcome, Verdict
 
-_OF_RECORDS = (State.MISPRINT, State.XPASS)
+_RECORD_STATES = (State.MISPRINT, State.XPASS)
 _ALWAYS_SHOWN = (State.AGREE, State.FAILING)
-_COUNTED: Mapping[State, str] = {
+_COUNTED_STATES: Mapping[State, str] = {
     State.AGREE: "right",
     State.XFAIL: "known",
     State.FAILING: "wrong",
@@ -61,7 +61,7 @@ _COUNTED: Mapping[State, str] = {
     State.UNSUPPORTED: "unsupported",
     State.UNVERIFIED: "unverified",
 }
-_SPELT_OUT = (State.FAILING, State.XFAIL)
+_STATES_IN_WORDS = (State.FAILING, State.XFAIL)
 """States whose counts are listed by verdict."""
 _MAX_CASES = 3
 """Cases that a cell of a table names."""
@@ -73,20 +73,20 @@ VERDICTS_NOTE = (
 )
 
 
-@once_for_frames
-def implementations(frames: Frames) -> Table:
+@cached_for_frames
+def implementations_table(frames: Frames) -> Table:
     """Count the evaluations of each implementation by state, and return its accuracy in each dtype.
 
     An evaluation is a case in one dtype. The accuracy is the largest error of agreeing stages in units of the bound.
     """
-    counts = {column: _counts(frames, column) for column in frames.columns}
+    counts = {column: _verdict_counts(frames, column) for column in frames.columns}
     present = set(_ALWAYS_SHOWN).union(*counts.values())
-    states = [state for state in _COUNTED if state in present]
+    states = [state for state in _COUNTED_STATES if state in present]
     held = frames.results[frames.results["verdict"].eq(Verdict.AGREE) & frames.results["ratio"].notna()]
     errors = held.groupby(["environment", "implementation", "dtype"])["ratio"].max()
     written = {key: Mark(f"{ratio:.2g}", "level") for key, ratio in errors.items()}
     dtypes = [dtype for dtype in DTYPES if held["dtype"].eq(dtype).any()]
-    numbers = {column: unverified_on(frames, column) for column in frames.columns}
+    numbers = {column: count_unverified(frames, column) for column in frames.columns}
     with_numbers = any(numbers.values())
     rows: list[Sequence[Inline]] = [
         (
@@ -97,7 +97,7 @@ def implementations(frames: Frames) -> Table:
         )
         for column in frames.columns
     ]
-    headings = ["implementation", *(_COUNTED[state] for state in states)]
+    headings = ["implementation", *(_COUNTED_STATES[state] for state in states)]
     headings += ["unverified numbers"] if with_numbers else []
     headings += [f"error in {dtype}" for dtype in dtypes]
     caption = (
@@ -105,11 +105,11 @@ def implementations(frames: Frames) -> Table:
         "rounding allows"
     )
     return Table(
-        caption, headings, rows, "l" + "".join("l" if state in _SPELT_OUT else "r" for state in states) + "rrrrr"
+        caption, headings, rows, "l" + "".join("l" if state in _STATES_IN_WORDS else "r" for state in states) + "rrrrr"
     )
 
 
-def by_implementation(frames: Frames) -> Section | None:
+def implementations_section(frames: Frames) -> Section | None:
     """Return a row for each implementation, and the missing features of each; None without implementations."""
     if not frames.columns:
         return None
@@ -118,13 +118,13 @@ def by_implementation(frames: Frames) -> Section | None:
             f"{frames.title(entry.column, with_version=False)}: {entry.rest}",
             [Items([f"{what}: {count:,}" for what, count in entry.lacks.singly])],
         )
-        for entry in coverage(frames)
+        for entry in coverage_by_column(frames)
         if entry.lacks.cases or entry.lacks.functions
     ]
-    return Section("By implementation", "counts", [implementations(frames), *lacking])
+    return Section("By implementation", "counts", [implementations_table(frames), *lacking])
 
 
-def _counts(frames: Frames, column: Column) -> dict[State, Counter[str]]:
+def _verdict_counts(frames: Frames, column: Column) -> dict[State, Counter[str]]:
     """Count the verdicts of a column's cells, by state; a misprint of the document, known or not, counts as right."""
     counts: dict[State, Counter[str]] = {}
     for row in cell_table(frames).values():
@@ -138,13 +138,13 @@ def _counts(frames: Frames, column: Column) -> dict[State, Counter[str]]:
 def _count_cell(state: State, verdicts: Counter[str]) -> Inline:
     if not verdicts:
         return "-"
-    if state not in _SPELT_OUT:
+    if state not in _STATES_IN_WORDS:
         return Mark(f"{verdicts.total():,}", state.value)
     words = [Mark(f"{number:,} {verdict}", state.value) for verdict, number in verdicts.most_common()]
     return (words[0], *(part for word in words[1:] for part in (", ", word)))
 
 
-def wrong(
+def defects_section(
     frames: Frames,
     most: int,
     *,
@@ -157,18 +157,21 @@ def wrong(
 
     ``pictures`` are those of some cells, ``maps`` follow the list.
     """
-    every_defect = defects.defects(frames)
+    every_defect = defects.find_defects(frames)
     if not every_defect:
         return None
     entries = []
     for defect in every_defect[:most]:
-        message = cut(defect.how_wrong if defect.diagnosis else defect.first.message, most_letters)
+        message = truncate(defect.how_wrong if defect.diagnosis else defect.first.message, most_letters)
         shown_by = pictures.get((*defect.column, defect.first.case, defect.first.dtype), ())
         entries.append(_defect_entry(frames, defect, message, shown_by, most_cases))
         most_cases -= len(defect.cases)
     more = len(every_defect) - len(entries)
-    rest = [more_in(count_noun(more, "more defect"), "results.csv", "numbers.csv")] if more else []
-    lines = (*defects.declaration_lines(frames), *(f"{cut(line, most_letters)}." for line in in_common_lines(frames)))
+    rest = [more_in_files(count_noun(more, "more defect"), "results.csv", "numbers.csv")] if more else []
+    lines = (
+        *defects.declaration_lines(frames),
+        *(f"{truncate(line, most_letters)}." for line in in_common_lines(frames)),
+    )
     common = [Text(Mark(line, "strong"), "in-common") for line in lines]
     return Section("What is wrong", "wrong", [*common, Entries(entries), *rest, *maps])
 
@@ -177,7 +180,7 @@ def _defect_entry(
     frames: Frames, defect: defects.Defect, message: str, pictures: Sequence[Block], most_cases: int
 ) -> tuple[str, list[Block]]:
     first, cases = defect.first, defect.cases
-    state = first.verdict if first.verdict in _OF_RECORDS else State.FAILING.value
+    state = first.verdict if first.verdict in _RECORD_STATES else State.FAILING.value
     who = frames.named(first.implementation, first.environment)
     dtypes = f", in {', '.join(defect.dtypes)}" if first.dtype else ""
     stage: Inline = (" at ", Mark(first.stage)) if first.stage else ""
@@ -185,10 +188,13 @@ def _defect_entry(
     simplest: Inline = (("The simplest: " if defect.others else ""), Mark(first.case, "case", column=defect.column))
     blocks: list[Block] = [
         Text((Mark(first.verdict, state), what), "what"),
-        Text(f"{f'{who}: ' if who else ''}{count_noun(len(cases), 'case')}{dtypes}; {comparisons_fail(defect.rows)}"),
+        Text(
+            f"{f'{who}: ' if who else ''}{count_noun(len(cases), 'case')}{dtypes}; "
+            f"{failing_comparisons_text(defect.rows)}"
+        ),
         Text(simplest, "where"),
     ]
-    shape = describe(frames.cases[first.case]) if first.implementation else ""
+    shape = describe_case(frames.cases[first.case]) if first.implementation else ""
     blocks += [Text(shape, "muted")] if shape else []
     blocks += [Text(message, "message")] if message else []
     blocks += pictures
@@ -205,7 +211,7 @@ def _cases_details(summary: str, cases: Sequence[str], most: int, column: tuple[
     return Details(summary, [Items(named)])
 
 
-def expected_to_fail(frames: Frames) -> Section | None:
+def expected_failures_section(frames: Frames) -> Section | None:
     """Return a row for each implementation and reason; None if no failure was expected."""
     expected_groups = defects.expected_failure_groups(frames)
     if not expected_groups:
@@ -219,7 +225,7 @@ def expected_to_fail(frames: Frames) -> Section | None:
             ", ".join(group["dtypes"]),
             Mark(group["begins_at"]),
             group["reason"],
-            Mark(group["thread"], "link", defects.address_of(group["thread"])),
+            Mark(group["thread"], "link", defects.thread_address(group["thread"])),
         )
         for group in expected_groups
     ]
@@ -231,7 +237,7 @@ def expected_to_fail(frames: Frames) -> Section | None:
         if len(group["cases"]) > _MAX_CASES
     ]
     table = Table("Expected failures by implementation and reason", headings, rows)
-    following = sum(len(expected_failures(rows)) for rows in (frames.pairs, frames.numbers))
+    following = sum(len(select_expected_failures(rows)) for rows in (frames.pairs, frames.numbers))
     what = f"In {count_noun(following, 'comparison')} with other implementations or numbers"
     last = [Text(f"{what}, these are the reason for the difference.")] if following else []
     return Section(
@@ -240,14 +246,14 @@ def expected_to_fail(frames: Frames) -> Section | None:
 
 
 def _case_list(cases: Sequence[str]) -> Inline:
-    shown: list[Inline] = [part for case in cases[:_MAX_CASES] for part in (BREAK, Mark(case, "case"))]
-    more: list[Inline] = [BREAK, f"and {len(cases) - _MAX_CASES} more"] if len(cases) > _MAX_CASES else []
+    shown: list[Inline] = [part for case in cases[:_MAX_CASES] for part in (LINE_BREAK, Mark(case, "case"))]
+    more: list[Inline] = [LINE_BREAK, f"and {len(cases) - _MAX_CASES} more"] if len(cases) > _MAX_CASES else []
     return (*shown[1:], *more)
 
 
-def queries_without_key(frames: Frames) -> Section | None:
+def empty_rows_section(frames: Frames) -> Section | None:
     """Return what each implementation returns for a query without a key; None if all return the same."""
-    outcomes = defects.empty_rows(frames)
+    outcomes = defects.count_empty_row_results(frames)
     if outcomes is None:
         return None
     words = [word for word in defects.EMPTY_ROWS_WORDS if any(word in counts for counts in outcomes.values())]
@@ -267,17 +273,17 @@ _NUMBERS_EXPLAINED = (
 )
 
 
-def documents_at_a_glance(frames: Frames) -> Section | None:
+def documents_section(frames: Frames) -> Section | None:
     """Return a row for each document; None if no document was run."""
     rows: list[Sequence[Inline]] = []
     for cases in documents_of(frames).values():
         numbers = frames.numbers[frames.numbers["case"].isin([case["id"] for case in cases])]
-        wrong_call = under_erratum(frames, numbers)
-        totals = number_counts_of(frames, [case["id"] for case in cases])
+        wrong_call = are_under_erratum(frames, numbers)
+        totals = count_numbers_of_cases(frames, [case["id"] for case in cases])
         printed = numbers[numbers["printed"].notna() & numbers["basis"].eq("printed") & ~wrong_call]
         counts = [totals.printed, totals.hold, totals.misprints + totals.missed, totals.unverified, totals.errata]
         unprinted = count_numbers(numbers[numbers["basis"].eq("exact")])
-        agreements = [of_column(printed, column)["verdict"].eq(Verdict.AGREE) for column in frames.columns]
+        agreements = [rows_of_column(printed, column)["verdict"].eq(Verdict.AGREE) for column in frames.columns]
         cells = [f"{holds.sum()} of {len(holds)}" if len(holds) else "-" for holds in agreements]
         rows.append([cases[0]["title"], *(str(number or "-") for number in counts), *cells, str(unprinted or "-")])
     kinds = ["printed", "hold", "do not hold", "unverified", "errata"]
@@ -286,7 +292,7 @@ def documents_at_a_glance(frames: Frames) -> Section | None:
     return Section("Documents at a glance", "glance", [Text(_NUMBERS_EXPLAINED), table]) if rows else None
 
 
-def environments(frames: Frames) -> Section:
+def environments_section(frames: Frames) -> Section:
     """Return the facts of each environment."""
     complete = zip(frames.environments["environment"], frames.environments["complete"], strict=True)
     headings = ["", *(label if is_complete else f"{label} (partial)" for label, is_complete in complete)]
@@ -294,30 +300,30 @@ def environments(frames: Frames) -> Section:
     return Section("Environments", "environments", [Table("Where each run ran", headings, rows)])
 
 
-def properties(frames: Frames, most: int = 50) -> Section | None:
+def properties_section(frames: Frames, most: int = 50) -> Section | None:
     """Return the outcome of each property on each implementation, and the broken ones; None if none was tested."""
     rows = property_rows(frames)
     if not rows:
         return None
     broken = broken_properties(frames)
     more = len(broken) - most
-    rest = [more_in(f"{more} more", "properties.csv")] if more > 0 else []
+    rest = [more_in_files(f"{more} more", "properties.csv")] if more > 0 else []
     heading = [Text(Mark("Properties that do not hold", "strong"))] if broken else []
     folded = [
         Details(
             f"{row.implementation}: {row.property_name} in {row.case}, {row.dtype}",
             [
                 Text(f"{PROPERTIES[row.property_name].says} {row.message}."),
-                Items([(f"{name}: ", Mark(text)) for name, text in facts_of(row).items()]),
+                Items([(f"{name}: ", Mark(text)) for name, text in property_facts(row).items()]),
                 *([Code([command])] if command else []),
             ],
         )
         for row, command in broken[:most]
     ]
-    return Section("Properties", "properties", [Text(OUTCOMES_NOTE), properties_of(rows), *heading, *folded, *rest])
+    return Section("Properties", "properties", [Text(OUTCOMES_NOTE), properties_matrix(rows), *heading, *folded, *rest])
 
 
-def properties_of(rows: Sequence[Row], *, shortly: bool = False) -> Table:
+def properties_matrix(rows: Sequence[Row], *, shortly: bool = False) -> Table:
     """Return implementation by property; unless ``shortly``, with each property's text and the counts of outcomes."""
     lines = [
         (
@@ -325,7 +331,7 @@ def properties_of(rows: Sequence[Row], *, shortly: bool = False) -> Table:
             *(() if shortly else (PROPERTIES[name].says,)),
             *(_property_cell(cell, shortly) for cell in cells.values()),
         )
-        for name, cells in property_table(rows).items()
+        for name, cells in group_by_property(rows).items()
     ]
     caption = "What holds between two calls, by property and implementation"
     columns = dict.fromkeys(row.implementation for row in rows)
@@ -334,18 +340,18 @@ def properties_of(rows: Sequence[Row], *, shortly: bool = False) -> Table:
 
 def _property_cell(rows: Sequence[Row], shortly: bool) -> Inline:
     """Write the outcome of the worst variant and, if variants differ, the counts of outcomes."""
-    if (worst := worst_of(rows)) is None:
+    if (worst := worst_row(rows)) is None:
         return Mark("-", State.UNSUPPORTED)
     claim, expected = (
         f" (claims {worst.claim})" if worst.claim else "",
-        ", expected" if state_of(worst) == State.XFAIL else "",
+        ", expected" if property_state(worst) == State.XFAIL else "",
     )
     counts = Counter(row.verdict for row in rows)
     detail = ", ".join(f"{counts[word]} {word}" for word in PropertyOutcome if counts[word])
-    also = () if shortly or len(counts) == 1 else (BREAK, Mark(detail, "small"))
-    return (Mark(f"{worst.verdict}{claim}{expected}", state_of(worst)), *also)
+    also = () if shortly or len(counts) == 1 else (LINE_BREAK, Mark(detail, "small"))
+    return (Mark(f"{worst.verdict}{claim}{expected}", property_state(worst)), *also)
 
 
-def cut(text: str, most: int) -> str:
+def truncate(text: str, most: int) -> str:
     """Truncate a long text."""
     return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -8,21 +8,34 @@ from pathlib import Path
 
 from attncheck.common.wording import count_noun, truncate_list
 from attncheck.reports.coverage import selection_sentences, shortfall_lines
-from attncheck.reports.defects import Defect, declaration_lines, defects, defects_of, diagnosis_sentence, first_commands
+from attncheck.reports.defects import (
+    Defect,
+    declaration_lines,
+    defects_of,
+    diagnosis_sentence,
+    find_defects,
+    first_commands,
+)
 from attncheck.reports.document_model import Text
 from attncheck.reports.failure_patterns import in_common_lines
 from attncheck.reports.frames import Frames
-from attncheck.reports.properties import broken_properties, command_for, facts_of, failing_first, sentence_of
-from attncheck.reports.sections import implementations, properties_of
+from attncheck.reports.properties import (
+    broken_properties,
+    explain_command,
+    properties_sentence,
+    property_facts,
+    worst_failing_rows,
+)
+from attncheck.reports.sections import implementations_table, properties_matrix
 from attncheck.reports.summary import make_summary
 from attncheck.reports.terminal import Line
 from attncheck.results.format import Row
 from attncheck.spec import PROPERTIES
 from attncheck.spec.verdicts import PropertyOutcome
 
-_MAX_LISTED = 3
+_MAX_LISTED_DEFECTS = 3
 """Defects that are shown, each in its simplest case."""
-_MAX_PROPERTIES = 20
+_MAX_BROKEN_PROPERTIES = 20
 _LINE_BREAK = re.compile(r"\s*[\r\n]\s*")
 
 
@@ -43,11 +56,11 @@ def summary_lines(
 
 def _wrong_lines(frames: Frames) -> Iterator[Line]:
     """Yield properties that do not hold, and the first defects, each in its simplest case."""
-    yield from _broken_lines(broken_properties(frames) if frames.properties else ())
-    all_defects = defects(frames)
+    yield from _broken_property_lines(broken_properties(frames) if frames.properties else ())
+    all_defects = find_defects(frames)
     of_calls = [defect for defect in all_defects if defect.is_shown_by_calls]
     of_documents = [defect for defect in all_defects if not defect.is_shown_by_calls]
-    shown = of_calls[:_MAX_LISTED] + of_documents[:_MAX_LISTED]
+    shown = of_calls[:_MAX_LISTED_DEFECTS] + of_documents[:_MAX_LISTED_DEFECTS]
     for defect in shown:
         # On one line, also because a CI system takes a line that begins with :: for a command.
         first, *rest = (_LINE_BREAK.sub(" ", line) for line in _defect_lines(frames, defect))
@@ -57,9 +70,9 @@ def _wrong_lines(frames: Frames) -> Iterator[Line]:
         yield f"and {count_noun(unsaid, 'more defect')}"
 
 
-def _broken_lines(broken: Sequence[tuple[Row, str]]) -> Iterator[Line]:
+def _broken_property_lines(broken: Sequence[tuple[Row, str]]) -> Iterator[Line]:
     """Yield rows of properties that do not hold, each with the command that explains it."""
-    for row, command in broken[:_MAX_PROPERTIES]:
+    for row, command in broken[:_MAX_BROKEN_PROPERTIES]:
         text = f"{row.implementation}  {row.property_name}  {row.case}  {row.dtype}: {row.message}"
         yield Text(_LINE_BREAK.sub(" ", text), "red")
         yield from [f"  {command}"] if command else []
@@ -85,7 +98,7 @@ def _answer_lines(frames: Frames, announced: Collection[str], *, quiet: bool) ->
         yield from [f"{answer.judged}."] if first != answer.word and answer.judged else []
         yield from (*answer.warnings, *selection_sentences(frames)) if wrong else answer.sentences
         yield from (f"{note}." for note in frames.notes if note not in announced)
-        yield implementations(frames)
+        yield implementations_table(frames)
 
 
 def _defect_lines(frames: Frames, defect: Defect) -> list[str]:
@@ -104,22 +117,22 @@ def property_lines(
 ) -> Iterator[Line]:
     """Yield implementation by property, then each failure with its command, and the ``explained`` rows."""
     if not quiet:
-        yield from (Text(sentence_of(rows), "bold"), properties_of(rows, shortly=True))
-    failing = failing_first(rows)
-    yield from _broken_lines([(row, command_for(row, again)) for row in failing])
-    yield from [f"and {len(failing) - _MAX_PROPERTIES} more"] if len(failing) > _MAX_PROPERTIES else []
+        yield from (Text(properties_sentence(rows), "bold"), properties_matrix(rows, shortly=True))
+    failing = worst_failing_rows(rows)
+    yield from _broken_property_lines([(row, explain_command(row, again)) for row in failing])
+    yield from [f"and {len(failing) - _MAX_BROKEN_PROPERTIES} more"] if len(failing) > _MAX_BROKEN_PROPERTIES else []
     if not quiet:  # each reason once
         open_ = [row for row in rows if row.verdict in (PropertyOutcome.FAILED, PropertyOutcome.NOT_JUDGED)]
         reasons = (f"{row.implementation}  {row.property_name}: {row.verdict}: {row.message}" for row in open_)
-        yield from truncate_list(_MAX_PROPERTIES, list(dict.fromkeys(reasons)))
+        yield from truncate_list(_MAX_BROKEN_PROPERTIES, list(dict.fromkeys(reasons)))
     for row, call in explained:
-        yield from ("", *explanation_of(row, call))
+        yield from ("", *property_explanation(row, call))
 
 
-def explanation_of(row: Row, call: str) -> list[str]:
+def property_explanation(row: Row, call: str) -> list[str]:
     """Describe a row: the calls, the element, the two numbers, the exact one, and the bounds."""
     claim = f", and claims {row.claim}" if row.claim else ""
-    facts = {"what must hold": PROPERTIES[row.property_name].says, "the call": call} | facts_of(row)
+    facts = {"what must hold": PROPERTIES[row.property_name].says, "the call": call} | property_facts(row)
     return [
         f"{row.implementation}, {row.property_name}, {row.case} in {row.dtype}: {row.verdict}{claim}",
         *(f"  {name:<21} {text}" for name, text in facts.items()),

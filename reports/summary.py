@@ -21,22 +21,21 @@ from attncheck.reports.document_model import Inline, Mark
 from attncheck.reports.frames import (
     Column,
     Frames,
-    by_convention,
-    by_key,
+    are_by_convention,
+    cached_for_frames,
     count_numbers,
-    expected_failures,
-    failing,
-    groups,
+    group_by_key,
     is_document,
-    once_for_frames,
+    select_expected_failures,
+    select_failing,
+    split_by,
 )
-from attncheck.reports.properties import exit_code_of as properties_exit_code
-from attncheck.reports.properties import sentence_of
+from attncheck.reports.properties import properties_exit_code, properties_sentence
 from attncheck.spec import DECLARABLE, DTYPES
 from attncheck.spec.classes import is_composed
 from attncheck.spec.verdicts import Verdict
 
-_MAX_IN_PART = 12
+_MAX_LISTED_PARTIAL = 12
 """Implementations of which a report says one by one what they lack; ``judged`` in JSON has all."""
 
 
@@ -56,28 +55,28 @@ class Summary:
         return " ".join(f"{text}." for text in (self.word, self.judged) if text)
 
 
-@once_for_frames
+@cached_for_frames
 def make_summary(frames: Frames) -> Summary:
     """Summarize whether the implementations agree, how many of the requested cases were judged, and the evidence."""
     short = tuple(f"Too little was judged: {line}." for line in coverage.shortfall_lines(frames))
     asked = [row for rows in frames.properties.values() for row in rows]
-    part = [entry for entry in coverage.coverage(frames) if not entry.is_whole]
+    part = [entry for entry in coverage.coverage_by_column(frames) if not entry.is_whole]
     lacking: list[str] = []
     if len(part) > MAX_SPELT_OUT and not frames.results.empty:  # the first line has no room for these
         lacking = [f"{frames.title(entry.column, with_version=False)}: {entry.words}." for entry in part]
     sentences = (
         *short,
-        *facts(frames),
-        *([sentence_of(asked)] if frames.properties else []),
-        *truncate_list(_MAX_IN_PART, lacking, "And {} more implementations were judged in part."),
-        *(line for lines_of in _OMISSIONS for line in lines_of(frames)),
+        *fact_sentences(frames),
+        *([properties_sentence(asked)] if frames.properties else []),
+        *truncate_list(_MAX_LISTED_PARTIAL, lacking, "And {} more implementations were judged in part."),
+        *(line for lines_of in _OMISSION_SENTENCES for line in lines_of(frames)),
     )
-    return Summary(headline(frames), extent(frames), sentences, short)
+    return Summary(headline(frames), judged_extent(frames), sentences, short)
 
 
-_OMISSIONS = (
+_OMISSION_SENTENCES = (
     coverage.padded_sentences,
-    coverage.covered_sentences,
+    coverage.covered_by_others_sentences,
     coverage.undeclared_dtype_sentences,
     coverage.selection_sentences,
 )
@@ -86,7 +85,7 @@ _OMISSIONS = (
 
 def exit_code_of(frames: Frames) -> ExitCode:
     """Return the exit code of a comparison; the first that applies."""
-    bad = pd.concat([failing(frames.results), failing(frames.numbers), failing(frames.pairs)])
+    bad = pd.concat([select_failing(frames.results), select_failing(frames.numbers), select_failing(frames.pairs)])
     codes = {Verdict(verdict).exit_code for verdict in bad["verdict"]}
     asked = [row for rows in frames.properties.values() for row in rows]
     codes |= {properties_exit_code(asked)} - {ExitCode.AGREE} if asked else set()
@@ -97,16 +96,16 @@ def exit_code_of(frames: Frames) -> ExitCode:
     return ExitCode.NOT_RUN if codes or frames.problems or coverage.shortfall_lines(frames) else ExitCode.AGREE
 
 
-@once_for_frames
+@cached_for_frames
 def verdict_table(frames: Frames) -> dict[str, dict[Column, Inline]]:
     """Return the words for every case and column: the worst verdict, where it begins, in which dtypes."""
     return {
-        case: {column: _cell(cells[column]) if column in cells else "not run" for column in frames.columns}
+        case: {column: _verdict_cell(cells[column]) if column in cells else "not run" for column in frames.columns}
         for case, cells in cell_table(frames).items()
     }
 
 
-def _cell(cells: Mapping[str, Cell]) -> Inline:
+def _verdict_cell(cells: Mapping[str, Cell]) -> Inline:
     """Return one word for all dtypes, or one per dtype if they differ; words that fail a run are bold."""
     words: dict[str, Inline] = {
         dtype: (Mark(cell.word, "strong"), cell.text[len(cell.word) :]) if cell.state in FAILS_A_RUN else cell.word
@@ -119,7 +118,7 @@ def _cell(cells: Mapping[str, Cell]) -> Inline:
     return tuple(parts[1:])
 
 
-def facts(frames: Frames) -> tuple[str, ...]:
+def fact_sentences(frames: Frames) -> tuple[str, ...]:
     """Return the sentences about evaluations, stages, pairs, printed numbers and expected failures."""
     sentences = (_evaluations_sentence, _stages_sentence, _pairs_sentence, _numbers_sentence, _known_sentence)
     return tuple(text for sentence in sentences if (text := sentence(frames)))
@@ -132,7 +131,7 @@ def _evaluations_sentence(frames: Frames) -> str:
     columns = frames.columns
     keys = ["environment", "implementation", "case", "dtype"]
     evaluations = len(results[keys].drop_duplicates())
-    judged = len(coverage.judged_rows(frames).drop_duplicates())
+    judged = len(coverage.select_judged_rows(frames).drop_duplicates())
     environments = results["environment"].nunique()
     where = f" in {environments} environments" if environments > 1 else ""
     part = "all" if judged == evaluations else f"{judged:,}" if judged else "none"
@@ -148,14 +147,14 @@ def _stages_sentence(frames: Frames) -> str:
     judged = stages[stages["verdict"].ne(Verdict.UNVERIFIED)]
     if judged.empty:
         return "No stage was compared with the exact answer."
-    bad = len(failing(judged))
+    bad = len(select_failing(judged))
     warned = judged["tier"].eq("warning") | judged["introduced_tier"].eq("warning")
     noisy = int((judged["verdict"].eq(Verdict.AGREE) & warned).sum())
     one = len(judged) == 1
     held = "it is within its error bound" if one else "all are within their error bounds"
     text = (
         f"{count_noun(len(judged), 'stage')} {'was' if one else 'were'} compared with the exact answer; "
-        f"{f'{bad} fail' if bad > 1 else '1 fails' if bad else held}{_except_for(judged)}."
+        f"{f'{bad} fail' if bad > 1 else '1 fails' if bad else held}{_exceptions_text(judged)}."
     )
     if noisy:
         text += f" {noisy} {'are' if noisy > 1 else 'is'} noisier than known good implementations, a warning."
@@ -168,9 +167,9 @@ def _stages_sentence(frames: Frames) -> str:
     return text
 
 
-def _except_for(rows: pd.DataFrame) -> str:
-    expected = expected_failures(rows)
-    conventions = int(by_convention(expected).sum())
+def _exceptions_text(rows: pd.DataFrame) -> str:
+    expected = select_expected_failures(rows)
+    conventions = int(are_by_convention(expected).sum())
     parts = [count_noun(len(expected) - conventions, "expected failure")] if len(expected) > conventions else []
     parts += [f"{conventions:,} of another convention"] if conventions else []
     return f", except for {join_words(parts)}" if parts else ""
@@ -178,8 +177,8 @@ def _except_for(rows: pd.DataFrame) -> str:
 
 def _known_sentence(frames: Frames) -> str:
     """Count the evaluations that fail as expected, or by a convention; empty if none does."""
-    expected = expected_failures(frames.results)
-    is_convention, sentences = by_convention(expected), []
+    expected = select_expected_failures(frames.results)
+    is_convention, sentences = are_by_convention(expected), []
     for rows, verbs, how in (
         (expected[~is_convention], ("fails", "fail"), "as expected (xfail)"),
         (expected[is_convention], ("follows", "follow"), "another convention for queries without a key"),
@@ -193,19 +192,19 @@ def _known_sentence(frames: Frames) -> str:
     return " ".join(sentences)
 
 
-def _compared(frames: Frames) -> pd.DataFrame:
+def _compared_pairs(frames: Frames) -> pd.DataFrame:
     """Return the pairs with a verdict: without a bound, a difference proves nothing."""
     return frames.pairs[frames.pairs["verdict"].ne(Verdict.UNVERIFIED)]
 
 
 def _pairs_sentence(frames: Frames) -> str:
-    compared, bad = len(_compared(frames)), len(failing(frames.pairs))
+    compared, bad = len(_compared_pairs(frames)), len(select_failing(frames.pairs))
     if frames.pairs.empty and len(frames.columns) == 1:
         return ""
     text = (
         f"Of {count_noun(compared, 'comparison')} of two implementations at one stage, "
         f"{'none disagrees' if bad == 0 else f'{bad} disagree' if bad > 1 else '1 disagrees'}"
-        f"{_except_for(frames.pairs)}."
+        f"{_exceptions_text(frames.pairs)}."
     )
     others = len(frames.pairs) - compared
     if others:
@@ -215,7 +214,7 @@ def _pairs_sentence(frames: Frames) -> str:
 
 def _numbers_sentence(frames: Frames) -> str:
     """Count the printed numbers that hold; numbers under a recorded erratum are counted separately."""
-    counts = coverage.number_counts(frames)
+    counts = coverage.count_printed_numbers(frames)
     sentences = [_printed_sentence(counts)] if counts.printed else []
     if counts.errata:
         sentences.append(
@@ -225,7 +224,7 @@ def _numbers_sentence(frames: Frames) -> str:
             "listed as errata."
         )
     if not sentences:
-        sentences.append(_without_documents(frames))
+        sentences.append(_numbers_without_documents_sentence(frames))
     if counts.not_returned:
         stages = count_noun(counts.not_returned, "stage")
         those = "that stage" if counts.not_returned == 1 else "those stages"
@@ -233,12 +232,12 @@ def _numbers_sentence(frames: Frames) -> str:
     return " ".join([*sentences, *_unprinted_sentence(frames)])
 
 
-def _without_documents(frames: Frames) -> str:
+def _numbers_without_documents_sentence(frames: Frames) -> str:
     """Count the numbers of cases that were compared, for runs without printed numbers of documents."""
     given_numbers = frames.numbers[frames.numbers["basis"].isin(["printed", "known"])]
     if given_numbers.empty:
         return "No printed number was compared."
-    bad = len(failing(given_numbers))
+    bad = len(select_failing(given_numbers))
     held = "every one holds" if not bad else f"{bad} of {len(given_numbers)} comparisons fail"
     return f"The cases give {count_noun(count_numbers(given_numbers), 'number')} to compare with: {held}."
 
@@ -263,7 +262,7 @@ def _unprinted_sentence(frames: Frames) -> list[str]:
     unprinted = frames.numbers[frames.numbers["case"].isin(documents) & frames.numbers["basis"].eq("exact")]
     if unprinted.empty:
         return []
-    bad, open_ = len(failing(unprinted)), int(unprinted["verdict"].eq(Verdict.UNVERIFIED).sum())
+    bad, open_ = len(select_failing(unprinted)), int(unprinted["verdict"].eq(Verdict.UNVERIFIED).sum())
     text = f"{bad} of {len(unprinted)} comparisons of them fail" if bad else "all are within their error bounds"
     if open_:
         text = f"{bad} of {len(unprinted)} comparisons of them fail and {open_} are unverified"
@@ -278,19 +277,19 @@ MAX_SPELT_OUT = 2
 _KEYS = ["environment", "implementation"]
 
 
-@once_for_frames
+@cached_for_frames
 def headline(frames: Frames) -> str:
     """Return which implementations agree, and what is wrong, without the last full stop."""
-    covered = coverage.coverage(frames)
+    covered = coverage.coverage_by_column(frames)
     if frames.results.empty:
-        return f"Nothing was run: {_why_nothing(frames)}"
+        return f"Nothing was run: {_empty_run_reason(frames)}"
     if not any(entry.judged for entry in covered):
-        stopped = frames.results["verdict"].isin(coverage.STOPPED).all()
-        return ". ".join(["Nothing could be run" if stopped else "Nothing was judged", *_of_documents(frames)])
-    return ". ".join([_of_implementations(frames, covered), *_of_documents(frames)])
+        stopped = frames.results["verdict"].isin(coverage.STOPPING_VERDICTS).all()
+        return ". ".join(["Nothing could be run" if stopped else "Nothing was judged", *_document_sentences(frames)])
+    return ". ".join([_implementations_extent(frames, covered), *_document_sentences(frames)])
 
 
-def _why_nothing(frames: Frames) -> str:
+def _empty_run_reason(frames: Frames) -> str:
     """Return why the run has no row."""
     if frames.problems:
         return frames.problems[0]
@@ -302,9 +301,9 @@ def _why_nothing(frames: Frames) -> str:
     return f"no case has a dtype that {names} declares"
 
 
-def extent(frames: Frames) -> str:
+def judged_extent(frames: Frames) -> str:
     """Return how many of the requested cases were judged, and what the rest lacks, without the last full stop."""
-    covered = coverage.coverage(frames)
+    covered = coverage.coverage_by_column(frames)
     if frames.results.empty:
         return ""
     if len(covered) == 1:
@@ -313,17 +312,18 @@ def extent(frames: Frames) -> str:
     standard = [entry for entry in covered if entry.is_whole and entry.stood_for]
     whole = [entry for entry in covered if entry.is_whole and not entry.stood_for]
     if standard and not part and len({entry.asked for entry in covered}) == 1:
-        return _of_standard_cases(frames, whole, standard)
+        return _standard_cases_text(frames, whole, standard)
     if len(part) <= MAX_SPELT_OUT:
-        sentences = [f"{_name(frames, entry.column)}: {entry.words}" for entry in part]
+        sentences = [f"{_short_implementation_name(frames, entry.column)}: {entry.words}" for entry in part]
     else:
         short = [
-            f"{_name(frames, entry.column)} {entry.judged:,} of {entry.offered or entry.standard:,}"
+            f"{_short_implementation_name(frames, entry.column)} {entry.judged:,} "
+            f"of {entry.offered or entry.standard:,}"
             for entry in part[:MAX_NAMED]
         ]
         more = f" and {len(part) - MAX_NAMED} more" if len(part) > MAX_NAMED else ""
         sentences = [f"Not judged in all cases: {', '.join(short)}{more}"]
-    sentences += [f"{_name(frames, entry.column)}: {entry.words}" for entry in standard]
+    sentences += [f"{_short_implementation_name(frames, entry.column)}: {entry.words}" for entry in standard]
     if whole:
         asked = {(entry.offered, entry.in_dtypes) for entry in whole}
         number, in_dtypes = next(iter(asked))
@@ -333,11 +333,11 @@ def extent(frames: Frames) -> str:
     return ". ".join(sentences)
 
 
-def _of_standard_cases(
+def _standard_cases_text(
     frames: Frames, whole: Sequence[coverage.Coverage], standard: Sequence[coverage.Coverage]
 ) -> str:
     """List the implementations that were judged in all cases, and in the standard cases."""
-    alike = by_key(
+    alike = group_by_key(
         [*whole, *standard],
         lambda entry: (
             f"the {count_noun(entry.judged, 'standard case')}, which cover the rest"
@@ -345,20 +345,20 @@ def _of_standard_cases(
             else f"{entry.judged:,} of {count_noun(entry.offered, 'case')}{entry.in_dtypes}"
         ),
     )
-    names = ([_name(frames, entry.column) for entry in entries] for entries in alike.values())
+    names = ([_short_implementation_name(frames, entry.column) for entry in entries] for entries in alike.values())
     few = (", ".join(group) if len(group) <= MAX_NAMED else f"{len(group)} implementations" for group in names)
     return "; ".join(f"{who}: {judged}" for who, judged in zip(few, alike, strict=True))
 
 
-def _of_implementations(frames: Frames, covered: Sequence[coverage.Coverage]) -> str:
-    bad, numbers = failing(frames.results), failing(frames.numbers)
-    is_stopped = bad["verdict"].isin(coverage.STOPPED)
+def _implementations_extent(frames: Frames, covered: Sequence[coverage.Coverage]) -> str:
+    bad, numbers = select_failing(frames.results), select_failing(frames.numbers)
+    is_stopped = bad["verdict"].isin(coverage.STOPPING_VERDICTS)
     # An implementation is to blame for the numbers that it computes.
     blamed = (
         bad[~is_stopped & bad["verdict"].ne(Verdict.XPASS)],
-        numbers[~numbers["verdict"].isin(coverage.OF_DOCUMENTS)],
+        numbers[~numbers["verdict"].isin(coverage.DOCUMENT_VERDICTS)],
     )
-    wrong, stopped = _cases_of(pd.concat(blamed)), _cases_of(bad[is_stopped])
+    wrong, stopped = _cases_by_column(pd.concat(blamed)), _cases_by_column(bad[is_stopped])
     judged = [entry for entry in covered if entry.judged]
     few = [
         entry
@@ -368,33 +368,34 @@ def _of_implementations(frames: Frames, covered: Sequence[coverage.Coverage]) ->
         )
     ]
     right = [entry for entry in judged if entry.column.key not in wrong and entry not in few]
-    clauses = _wrong(frames, judged, wrong)
+    clauses = _wrong_sentences(frames, judged, wrong)
     clauses += [
-        f"{_name(frames, entry.column)} was judged in too few cases to say that it agrees"
+        f"{_short_implementation_name(frames, entry.column)} was judged in too few cases to say that it agrees"
         for entry in few
         if entry.column.key not in wrong
     ]
     if right:
-        clauses.append(_right(frames, right, alone=not wrong))
-    clauses += _disagreeing(frames, wrong)
+        clauses.append(_right_sentence(frames, right, alone=not wrong))
+    clauses += _disagreement_sentence(frames, wrong)
     if not_judged := [entry for entry in covered if not entry.judged]:
-        names = _names(frames, not_judged)
+        names = _implementation_names(frames, not_judged)
         clauses.append(f"{names} {'was' if len(not_judged) == 1 else 'were'} judged in no case")
     if ended := [asked.stopped for asked in frames.asked.values() if asked.stopped]:
         failing_cases = count_noun(sum(stop.failing for stop in ended), "failing case")
         clauses.append(f"{'the run was' if len(frames.asked) == 1 else 'a run was'} stopped after {failing_cases}")
     if stopped:
         cases = count_noun(len(set().union(*stopped.values())), "case")
-        clauses.append(
-            f"in {cases}, {_names(frames, [item for item in covered if item.column.key in stopped])} could not be run"
-        )
+        names = _implementation_names(frames, [item for item in covered if item.column.key in stopped])
+        clauses.append(f"in {cases}, {names} could not be run")
     elif frames.problems:
         clauses.append("not everything could be run")
     text = "; ".join(clauses)
     return f"All{text[3:]}" if text.startswith("all ") else text
 
 
-def _wrong(frames: Frames, judged: Sequence[coverage.Coverage], wrong: dict[tuple[str, str], set[str]]) -> list[str]:
+def _wrong_sentences(
+    frames: Frames, judged: Sequence[coverage.Coverage], wrong: dict[tuple[str, str], set[str]]
+) -> list[str]:
     blamed = [entry for entry in judged if entry.column.key in wrong]
     blamed.sort(key=lambda entry: -len(wrong[entry.column.key]))
     clauses = []
@@ -402,15 +403,19 @@ def _wrong(frames: Frames, judged: Sequence[coverage.Coverage], wrong: dict[tupl
         cases = len(wrong[entry.column.key])
         many = "all" if cases == entry.judged else f"{cases:,} of"
         part = f"{many} {entry.judged:,} judged cases" if entry.judged > 1 else "the only judged case"
-        clauses.append(f"{_name(frames, entry.column)} is wrong in {part}{_read_as(frames, [entry])}")
+        name, declared = _short_implementation_name(frames, entry.column), _declarations_text(frames, [entry])
+        clauses.append(f"{name} is wrong in {part}{declared}")
     return truncate_list(MAX_NAMED, clauses, "{} more implementations are wrong")
 
 
-def _read_as(frames: Frames, entries: Sequence[coverage.Coverage]) -> str:
+def _declarations_text(frames: Frames, entries: Sequence[coverage.Coverage]) -> str:
     """List the declared conventions and accuracy classes by which implementations are judged; empty for none."""
     parts = []
     for entry in entries:
-        column, whose = entry.column, "" if len(entries) == 1 else f"{_name(frames, entry.column)} "
+        column, whose = (
+            entry.column,
+            "" if len(entries) == 1 else f"{_short_implementation_name(frames, entry.column)} ",
+        )
         declared = frames.asked[column.environment].conventions.get(column.implementation, {})
         if words := [values[declared[name]] for name, values in DECLARABLE.items() if name in declared]:
             parts.append(f", {whose}{READ_AS}{join_words(words)}")
@@ -422,30 +427,30 @@ def _read_as(frames: Frames, entries: Sequence[coverage.Coverage]) -> str:
     return "".join(parts)
 
 
-def _right(frames: Frames, right: Sequence[coverage.Coverage], *, alone: bool) -> str:
+def _right_sentence(frames: Frames, right: Sequence[coverage.Coverage], *, alone: bool) -> str:
     """Name the implementations that agree with the exact answer, and with each other if there are several."""
     keys, parts = {entry.column.key for entry in right}, []
-    expected = expected_failures(frames.results)
-    by_choice = by_convention(expected)
+    expected = select_expected_failures(frames.results)
+    by_choice = are_by_convention(expected)
     for rows, what in ((expected[~by_choice], "expected failures"), (expected[by_choice], "another convention")):
-        if cases := set().union(*(cases for key, cases in _cases_of(rows).items() if key in keys)):
+        if cases := set().union(*(cases for key, cases in _cases_by_column(rows).items() if key in keys)):
             parts.append(f"{what} in {count_noun(len(cases), 'case')}")
     aside = f", except for {join_words(parts)}" if parts else ""
     verb = "agrees" if len(right) == 1 else "agree"
-    names = _names(frames, right)
+    names = _implementation_names(frames, right)
     if len(right) > MAX_NAMED and not alone:
         names = f"the other {names}"
-    if len(right) == 1 or _compared(frames).empty:
+    if len(right) == 1 or _compared_pairs(frames).empty:
         where = "" if all(entry.is_whole for entry in right) or not alone else " where judged"
         sentences = f"{names} {verb} with the exact answer{where}{aside}"
         sentences += "" if len(right) == 1 else ", and no two of them could be compared"
-        return f"{sentences}{_read_as(frames, right)}"
-    return f"{names} {verb}{aside}{_read_as(frames, right)}"
+        return f"{sentences}{_declarations_text(frames, right)}"
+    return f"{names} {verb}{aside}{_declarations_text(frames, right)}"
 
 
-def _disagreeing(frames: Frames, wrong: dict[tuple[str, str], set[str]]) -> list[str]:
+def _disagreement_sentence(frames: Frames, wrong: dict[tuple[str, str], set[str]]) -> list[str]:
     """Name two implementations that differ although neither is wrong; empty if there are none."""
-    pairs = failing(frames.pairs)
+    pairs = select_failing(frames.pairs)
     columns = [pairs[name] for name in ("environment", "implementation", "other_environment", "other")]
     loose = pairs[[pair[:2] not in wrong and pair[2:] not in wrong for pair in zip(*columns, strict=True)]]
     if loose.empty:
@@ -457,33 +462,33 @@ def _disagreeing(frames: Frames, wrong: dict[tuple[str, str], set[str]]) -> list
     return [f"{who} differ in {count_noun(loose['case'].nunique(), 'case')}"]
 
 
-def _of_documents(frames: Frames) -> list[str]:
+def _document_sentences(frames: Frames) -> list[str]:
     """Count the printed numbers that do not hold, and the unverified ones, in a sentence each."""
-    numbers = coverage.number_counts(frames)
+    numbers = coverage.count_printed_numbers(frames)
     of_all = f"of {count_noun(numbers.printed, 'printed number')}"
     kinds = (
         (numbers.misprints, "does not hold", "do not hold"),
         (numbers.unverified, "is unverified", "are unverified"),
     )
     sentences = [f"{number:,} {of_all} {one if number == 1 else many}" for number, one, many in kinds if number]
-    bad = failing(frames.results)
+    bad = select_failing(frames.results)
     if outdated := bad.loc[bad["verdict"].eq(Verdict.XPASS), "message"].nunique() + numbers.outdated:
         sentences.append("1 record no longer holds" if outdated == 1 else f"{outdated:,} records no longer hold")
     return sentences
 
 
-def _cases_of(rows: pd.DataFrame) -> dict[tuple[str, str], set[str]]:
-    return {key: set(part["case"]) for key, part in groups(rows, _KEYS).items()}
+def _cases_by_column(rows: pd.DataFrame) -> dict[tuple[str, str], set[str]]:
+    return {key: set(part["case"]) for key, part in split_by(rows, _KEYS).items()}
 
 
-def _names(frames: Frames, entries: Sequence[coverage.Coverage]) -> str:
+def _implementation_names(frames: Frames, entries: Sequence[coverage.Coverage]) -> str:
     """Name a few implementations, count many."""
     if len(entries) > MAX_NAMED:
         return f"{'all ' if len(entries) == len(frames.columns) else ''}{len(entries)} implementations"
-    return join_words(_name(frames, entry.column) for entry in entries)
+    return join_words(_short_implementation_name(frames, entry.column) for entry in entries)
 
 
-def _name(frames: Frames, column: Column) -> str:
+def _short_implementation_name(frames: Frames, column: Column) -> str:
     """Name an implementation: the default mode of a framework, if no other mode ran, only by the framework."""
     framework, _, mode = column.implementation.partition(".")
     alike = {peer.implementation for peer in frames.columns if peer.implementation.startswith(f"{framework}.")}

@@ -23,15 +23,15 @@ from attncheck.common.errors import ResultsError
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table
 from attncheck.reports.comparison import OTHER, WORSE
 from attncheck.reports.document_model import Inline, Mark
-from attncheck.reports.failure_patterns import given_of
-from attncheck.reports.frames import Frames, by_key
+from attncheck.reports.failure_patterns import set_options_and_inputs
+from attncheck.reports.frames import Frames, group_by_key
 from attncheck.results.format import Row
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS, PROPERTIES
 from attncheck.spec.verdicts import ALL_CASES, PropertyOutcome, Verdict
 
-ALL = "all cases"
+ALL_CASES_FEATURE = "all cases"
 """The feature that every case has."""
-_OF_OPTIONS = "attention"
+_OPERATION_WITH_OPTIONS = "attention"
 """The operation whose options and inputs are features, too."""
 
 
@@ -49,7 +49,7 @@ class JudgedFeature(NamedTuple):
     not_run: int
 
 
-_COUNTED = JudgedFeature._fields[3:-1]
+_COUNT_FIELDS = JudgedFeature._fields[3:-1]
 
 
 class Accuracy(NamedTuple):
@@ -129,75 +129,80 @@ class Survey:
             setattr(self, name, kept + getattr(newer, name))
         self.findings = newer.findings or self.findings
 
-    def newest(self) -> dict[str, str]:
+    def newest_versions(self) -> dict[str, str]:
         """Return the newest version of each implementation, by name."""
         versions: dict[str, str] = {}
         for row in self.judged:
             name, version = row.implementation, row.version
-            if name not in versions or version_order(version) > version_order(versions[name]):
+            if name not in versions or version_sort_key(version) > version_sort_key(versions[name]):
                 versions[name] = version
         return dict(sorted(versions.items()))
 
-    def of_newest(self, rows: Iterable[OfVersion]) -> list[OfVersion]:
+    def select_newest(self, rows: Iterable[OfVersion]) -> list[OfVersion]:
         """Return the rows of the newest version of each implementation."""
-        newest = self.newest()
+        newest = self.newest_versions()
         return [row for row in rows if newest.get(row.implementation) == row.version]
 
 
-def version_order(version: str) -> list[tuple[int, str]]:
-    """Sort key: numbers by their size."""
+def version_sort_key(version: str) -> list[tuple[int, str]]:
+    """Sort key: numbers by their size.
+
+    Example:
+        >>> sorted(["2.10.0", "2.9.1", "2.9.1+cpu"], key=version_sort_key)
+        ['2.9.1', '2.9.1+cpu', '2.10.0']
+    """
     return [(int(part), "") if part.isdigit() else (-1, part) for part in version.replace("+", ".").split(".")]
 
 
-def feature_order() -> list[str]:
+def ordered_features() -> list[str]:
     """Return every feature that a case may have: operations, and options and inputs of attention."""
-    attention = OPERATIONS[_OF_OPTIONS]
+    attention = OPERATIONS[_OPERATION_WITH_OPTIONS]
     names = [name for name, spec in attention.inputs.items() if not spec.required] + [*OPTIONS]
-    return [ALL, *OPERATIONS, *(f"{_OF_OPTIONS}: {name}" for name in names)]
+    return [ALL_CASES_FEATURE, *OPERATIONS, *(f"{_OPERATION_WITH_OPTIONS}: {name}" for name in names)]
 
 
-def features_of(case: Mapping[str, Any]) -> list[str]:
+def case_features(case: Mapping[str, Any]) -> list[str]:
     """Return the features of a case record."""
     operation = case["operation"]
-    names = given_of(case) if operation == _OF_OPTIONS else []
-    return [ALL, operation, *(f"{operation}: {name}" for name in names)]
+    names = set_options_and_inputs(case) if operation == _OPERATION_WITH_OPTIONS else []
+    return [ALL_CASES_FEATURE, operation, *(f"{operation}: {name}" for name in names)]
 
 
-def survey_of(frames: Frames) -> Survey:
+def make_survey(frames: Frames) -> Survey:
     """Reduce a run to its rows."""
     states = [
         (column.implementation, feature, _feature_state(cells.values()))
         for case, row in cell_table(frames).items()
-        for feature in features_of(frames.cases[case])
+        for feature in case_features(frames.cases[case])
         for column, cells in row.items()
     ]
     counts, left_out, judged = Counter(states), _count_left_out(frames), []
-    for column, feature in product(frames.columns, feature_order()):
-        of_feature = {name: counts[column.implementation, feature, name] for name in _COUNTED}
+    for column, feature in product(frames.columns, ordered_features()):
+        of_feature = {name: counts[column.implementation, feature, name] for name in _COUNT_FIELDS}
         if sum(of_feature.values()):
             not_run = left_out.get((column.implementation, feature), 0)
             of_feature["unsupported"] -= not_run
             judged.append(JudgedFeature(column.implementation, column.release, feature, **of_feature, not_run=not_run))
     asked = chain.from_iterable(frames.properties.values())
-    return Survey(judged, list(_accuracy(frames)), properties=property_counts(asked))
+    return Survey(judged, list(_accuracy_rows(frames)), properties=count_properties(asked))
 
 
-def property_counts(rows: Iterable[Row]) -> list[PropertyCounts]:
+def count_properties(rows: Iterable[Row]) -> list[PropertyCounts]:
     """Count the tests of properties, by implementation and property."""
     asked = (row for row in rows if row.verdict != PropertyOutcome.UNSUPPORTED)
-    rows_by_property = by_key(asked, lambda row: (row.implementation, row.property_name))
+    rows_by_property = group_by_key(asked, lambda row: (row.implementation, row.property_name))
     order = list(PROPERTIES)
     counts = []
     for implementation, name in sorted(rows_by_property, key=lambda key: (key[0], order.index(key[1]))):
         tests = rows_by_property[implementation, name]
-        by_outcome = Counter(map(_outcome_of, tests))
+        by_outcome = Counter(map(_property_outcome, tests))
         dtypes = " ".join(dtype for dtype in DTYPES if any(row.dtype == dtype for row in tests))
         numbers = (by_outcome[outcome] for outcome in PropertyCounts._fields[3:])
         counts.append(PropertyCounts(implementation, name, dtypes, *numbers))
     return counts
 
 
-def _outcome_of(row: Row) -> str:
+def _property_outcome(row: Row) -> str:
     if row.fails:
         return "known" if row.xfail else "broken"
     return {PropertyOutcome.BITWISE: "bitwise", PropertyOutcome.WITHIN_BOUNDS: "within_bounds"}.get(
@@ -227,11 +232,11 @@ def _count_left_out(frames: Frames) -> Counter[tuple[str, str]]:
         of_mode = results["implementation"].eq(implementation)
         asked = set(results.loc[of_mode & results["verdict"].ne(Verdict.UNSUPPORTED), "case"])
         for case in set(cases) - asked:
-            counts.update((str(implementation), feature) for feature in features_of(frames.cases[case]))
+            counts.update((str(implementation), feature) for feature in case_features(frames.cases[case]))
     return counts
 
 
-def _accuracy(frames: Frames) -> Iterable[Accuracy]:
+def _accuracy_rows(frames: Frames) -> Iterable[Accuracy]:
     rows = frames.results
     rows = rows[rows["verdict"].eq(Verdict.AGREE) & rows["ratio"].notna()]
     ratios = rows.groupby(["implementation", "version", "dtype"])["ratio"]
@@ -249,7 +254,7 @@ def _accuracy(frames: Frames) -> Iterable[Accuracy]:
             )
 
 
-def read_meanings(path: Path) -> list[SurveyedConvention]:
+def read_surveyed_conventions(path: Path) -> list[SurveyedConvention]:
     """Read the output of ``attncheck conventions --json``. Raises ``ResultsError`` for any other file."""
     try:
         return [
@@ -262,26 +267,26 @@ def read_meanings(path: Path) -> list[SurveyedConvention]:
         raise ResultsError(f"{path}: expected what `attncheck conventions --json` prints; {error}") from None
 
 
-def differences(kept: Survey, run: Survey) -> list[dict[str, str]]:
+def survey_differences(kept: Survey, run: Survey) -> list[dict[str, str]]:
     """Return the differences of a run's counts from the kept counts of the same implementation and version, as rows.
 
     Right cases and cases that are known to fail count together, because some fail only on some processors. If the
-    corpus has grown since, or the run left cases out, only a loss is a difference (``_comparable``). A feature that is
-    not kept is not compared.
+    corpus has grown since, or the run left cases out, only a loss is a difference (``_comparable_counts``). A
+    feature that is not kept is not compared.
     """
-    before = {row[:3]: _on_any_processor(row) for row in kept.judged}
+    before = {row[:3]: _counts_on_any_processor(row) for row in kept.judged}
     left_out = {row[:3]: row.not_run for row in kept.judged if row.not_run}
     # If the number of left out cases differs, the run used another selection of cases.
     chosen_anew = {row[:2] for row in run.judged if left_out.get(row[:3], row.not_run) != row.not_run}
     known = {row[:2] for row in kept.judged}
     new = dict.fromkeys((row.implementation, row.version) for row in run.judged if row[:2] not in known)
-    rows = [("added", *names, ALL, "not in the survey") for names in new]
+    rows = [("added", *names, ALL_CASES_FEATURE, "not in the survey") for names in new]
     for row in run.judged:
         if row[:3] in before:
             is_same = row[:2] not in chosen_anew or row[:3] not in left_out
-            was, now = _comparable(before[row[:3]], _on_any_processor(row), is_same_choice=is_same)
+            was, now = _comparable_counts(before[row[:3]], _counts_on_any_processor(row), is_same_choice=is_same)
             if counts := ", ".join(f"{name} {was[name]} -> {now[name]}" for name in now if was[name] != now[name]):
-                is_lost = now["wrong"] > was["wrong"] or now.get(_GOOD, 0) < was.get(_GOOD, 0)
+                is_lost = now["wrong"] > was["wrong"] or now.get(_RIGHT_OR_KNOWN, 0) < was.get(_RIGHT_OR_KNOWN, 0)
                 rows.append((WORSE if is_lost else OTHER, *row[:3], counts))
     return [
         {"change": change, "implementation": f"{name} {version}", "feature": feature, "what": what}
@@ -289,7 +294,7 @@ def differences(kept: Survey, run: Survey) -> list[dict[str, str]]:
     ]
 
 
-def _comparable(
+def _comparable_counts(
     was: Mapping[str, int], now: Mapping[str, int], *, is_same_choice: bool
 ) -> tuple[Mapping[str, int], Mapping[str, int]]:
     """Return two counts of the same cases unchanged, and two counts of different cases reduced to losses.
@@ -300,24 +305,24 @@ def _comparable(
     if not is_same_choice or now["not_run"] > was["not_run"] or sum(now.values()) < sum(was.values()):
         worse: dict[str, Callable[[int, int], int]] = {"wrong": max}
     elif sum(now.values()) > sum(was.values()):
-        worse = {_GOOD: min, "wrong": max}
+        worse = {_RIGHT_OR_KNOWN: min, "wrong": max}
     else:
         return was, now
     return {name: was[name] for name in worse}, {name: choose(was[name], now[name]) for name, choose in worse.items()}
 
 
-_GOOD = "right or known"
+_RIGHT_OR_KNOWN = "right or known"
 
 
-def _on_any_processor(row: JudgedFeature) -> dict[str, int]:
+def _counts_on_any_processor(row: JudgedFeature) -> dict[str, int]:
     counts = {name: int(getattr(row, name)) for name in JudgedFeature._fields[3:]}
-    return {_GOOD: counts.pop("right") + counts.pop("known"), **counts}
+    return {_RIGHT_OR_KNOWN: counts.pop("right") + counts.pop("known"), **counts}
 
 
-_HEADING = re.compile(r"^## (?P<library>\S+) (?P<release>\S+): (?P<title>.+)$", re.MULTILINE)
-_SCRIPT = re.compile(r"^```python\n(?P<script>.*?)^```\n?", re.MULTILINE | re.DOTALL)
-_LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
-_CODE = re.compile(r"`([^`]+)`")
+_HEADING_PATTERN = re.compile(r"^## (?P<library>\S+) (?P<release>\S+): (?P<title>.+)$", re.MULTILINE)
+_SCRIPT_PATTERN = re.compile(r"^```python\n(?P<script>.*?)^```\n?", re.MULTILINE | re.DOTALL)
+_LINK_PATTERN = re.compile(r"\[([^\]]+)\]\([^)]+\)")
+_CODE_PATTERN = re.compile(r"`([^`]+)`")
 
 
 class PublishedFinding(NamedTuple):
@@ -338,7 +343,7 @@ class PublishedFinding(NamedTuple):
     @property
     def paragraphs(self) -> list[Inline]:
         """The text as paragraphs, with its code marked."""
-        paragraphs = (_CODE.split(" ".join(paragraph.split())) for paragraph in self.text.split("\n\n"))
+        paragraphs = (_CODE_PATTERN.split(" ".join(paragraph.split())) for paragraph in self.text.split("\n\n"))
         return [tuple(Mark(part) if i % 2 else part for i, part in enumerate(parts) if part) for parts in paragraphs]
 
 
@@ -349,19 +354,21 @@ def read_findings(path: Path) -> list[PublishedFinding]:
     number signs; the text follows. Raises ``ResultsError`` if a file cannot be read, or a finding has no script.
     """
     if path.is_dir():
-        return [_finding_of_script(file) for file in sorted(path.glob("*.py"))]
+        return [_read_finding_script(file) for file in sorted(path.glob("*.py"))]
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ResultsError(f"{path} cannot be read: {error}") from None
-    headings = list(_HEADING.finditer(text))
+    headings = list(_HEADING_PATTERN.finditer(text))
     if not headings:
         raise ResultsError(f"{path}: expected a heading such as `## torch 2.13: what is wrong` for each finding")
     ends = [*(heading.start() for heading in headings[1:]), len(text)]
-    return [_finding(path, heading, text[heading.end() : end]) for heading, end in zip(headings, ends, strict=True)]
+    return [
+        _parse_finding(path, heading, text[heading.end() : end]) for heading, end in zip(headings, ends, strict=True)
+    ]
 
 
-def document_of(findings: Sequence[PublishedFinding]) -> str:
+def findings_document(findings: Sequence[PublishedFinding]) -> str:
     """Write findings as the document that ``read_findings`` reads."""
     lines = ["# Findings", ""]
     for finding in findings:
@@ -371,7 +378,7 @@ def document_of(findings: Sequence[PublishedFinding]) -> str:
     return "\n".join(lines)
 
 
-def _finding_of_script(path: Path) -> PublishedFinding:
+def _read_finding_script(path: Path) -> PublishedFinding:
     """Read a script whose docstring is the finding."""
     try:
         source = path.read_text(encoding="utf-8")
@@ -379,17 +386,17 @@ def _finding_of_script(path: Path) -> PublishedFinding:
     except (OSError, UnicodeDecodeError, SyntaxError) as error:
         raise ResultsError(f"{path} cannot be read: {error}") from None
     heading, _, text = (ast.get_docstring(module) or "").partition("\n")
-    match = _HEADING.match(f"## {heading}")
+    match = _HEADING_PATTERN.match(f"## {heading}")
     if match is None:
         raise ResultsError(f"{path}: expected a docstring that begins as `torch 2.13: what is wrong`")
     script = "".join(source.splitlines(keepends=True)[module.body[0].end_lineno :]).lstrip("\n")
     return PublishedFinding(match["library"], match["release"], match["title"], text.strip(), script)
 
 
-def _finding(path: Path, heading: re.Match[str], body: str) -> PublishedFinding:
-    script = _SCRIPT.search(body)
+def _parse_finding(path: Path, heading: re.Match[str], body: str) -> PublishedFinding:
+    script = _SCRIPT_PATTERN.search(body)
     if script is None:
         raise ResultsError(f"{path}: {heading['title']!r} has no script; expected a block that begins with ```python")
     around = body[: script.start()].strip() + "\n\n" + body[script.end() :].strip()
-    text = _LINK.sub(r"\1", around.strip())
+    text = _LINK_PATTERN.sub(r"\1", around.strip())
     return PublishedFinding(heading["library"], heading["release"], heading["title"], text, script["script"])

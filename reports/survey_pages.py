@@ -19,30 +19,30 @@ from attncheck.reports.document_model import (
     Items,
     Mark,
     Nested,
-    OnPage,
     Page,
+    PageOnly,
     Section,
     Table,
     Text,
 )
-from attncheck.reports.frames import by_key
-from attncheck.reports.html.contents import SYMBOLS, drawn
+from attncheck.reports.frames import group_by_key
+from attncheck.reports.html.contents import SYMBOLS, render_macro
 from attncheck.reports.html.page import render_page
-from attncheck.reports.markdown import number, page_text
+from attncheck.reports.markdown import render_page_markdown, short_number_or_empty
 from attncheck.reports.properties import OUTCOMES_NOTE
 from attncheck.reports.survey import (
-    ALL,
+    ALL_CASES_FEATURE,
     Accuracy,
     JudgedFeature,
     PropertyCounts,
     Survey,
     SurveyedConvention,
-    document_of,
-    feature_order,
+    findings_document,
+    ordered_features,
     read_findings,
-    version_order,
+    version_sort_key,
 )
-from attncheck.reports.write import RESTORE, csv_text, read_csv_text, write_texts
+from attncheck.reports.write import RESTORE, read_csv_text, rows_to_csv, write_texts
 from attncheck.spec import DTYPES, OPTIONS, PROPERTIES
 
 README, PAGE = "README.md", "index.html"
@@ -73,12 +73,12 @@ def read_survey(folder: Path, *, must_exist: bool = False) -> Survey:
 
 def write_survey(survey: Survey, folder: Path) -> Path:
     """Write all files of a survey; return the path of its HTML page. Raises ``OutputError``."""
-    texts = {FINDINGS: document_of(survey.findings)} if survey.findings else {}
+    texts = {FINDINGS: findings_document(survey.findings)} if survey.findings else {}
     for file, (name, kind) in _TABLES.items():
         rows = getattr(survey, name)
         rows.sort(key=lambda row: (row.implementation, getattr(row, "version", "")))
-        texts[file] = csv_text(kind._fields, rows)
-    write_texts({**texts, README: page_text(survey_page(survey)), PAGE: render_survey(survey)}, folder)
+        texts[file] = rows_to_csv(kind._fields, rows)
+    write_texts({**texts, README: render_page_markdown(make_survey_page(survey)), PAGE: render_survey(survey)}, folder)
     return folder / PAGE
 
 
@@ -92,21 +92,30 @@ def _read_rows(path: Path, kind: Any) -> Iterator[Any]:
         raise ResultsError(f"{path} cannot be read: {error}; {RESTORE}") from None
 
 
-def survey_page(survey: Survey) -> Page:
+def make_survey_page(survey: Survey) -> Page:
     """Return the survey as sections, which Markdown and HTML render in the same way except for pictures."""
     opening = (
-        f"{len(survey.newest())} implementations on attncheck's cases, each in the newest version that was judged and "
-        "compared with the exact answer within an error bound that is derived from its roundings."
+        f"{len(survey.newest_versions())} implementations on attncheck's cases, "
+        "each in the newest version that was judged and compared "
+        "with the exact answer within an error bound that is derived from its roundings."
     )
     as_page = Text((Mark("The same as a page", "link", PAGE), ", with every feature."))
-    makers = (_implementations, _features, _accuracy, _meanings, _properties, _findings, _versions)
+    makers = (
+        _implementations_section,
+        _features_section,
+        _accuracy_section,
+        _conventions_section,
+        _properties_section,
+        _findings_section,
+        _versions_section,
+    )
     sections = [section for make in makers if (section := make(survey))]
-    return Page("What implementations of attention do", [Text(opening), OnPage([], [as_page])], sections)
+    return Page("What implementations of attention do", [Text(opening), PageOnly([], [as_page])], sections)
 
 
 def render_survey(survey: Survey) -> str:
     """Return the HTML page. The same survey gives the same text."""
-    return render_page(survey_page(survey), "survey.css")
+    return render_page(make_survey_page(survey), "survey.css")
 
 
 _COUNTED = ("right", "known", "wrong", "unsupported", "unverified", "not run")
@@ -118,15 +127,19 @@ _COUNTS_EXPLAINED: Inline = (
 )
 
 
-def _implementations(survey: Survey) -> Section:
-    totals = {row.implementation: row for row in survey.of_newest(survey.judged) if row.feature == ALL}
+def _implementations_section(survey: Survey) -> Section:
+    totals = {
+        row.implementation: row for row in survey.select_newest(survey.judged) if row.feature == ALL_CASES_FEATURE
+    }
     rows: list[Sequence[Inline]] = []
-    for name, version in survey.newest().items():
-        counts = totals.get(name, JudgedFeature(name, version, ALL, *(0,) * len(_COUNTED)))
+    for name, version in survey.newest_versions().items():
+        counts = totals.get(name, JudgedFeature(name, version, ALL_CASES_FEATURE, *(0,) * len(_COUNTED)))
         total = sum(counts[3:]) or 1
-        shares = [(state, 100 * getattr(counts, field) / total) for state, field in _BARS]
-        bar = Figure("", drawn("bar", "stack", [(state, f"{share:.2f}") for state, share in shares if share]))
-        rows.append((_implementation_name(name, version), _description(name), bar, *map(_count, counts[3:])))
+        shares = [(state, 100 * getattr(counts, field) / total) for state, field in _BAR_STATES]
+        bar = Figure("", render_macro("bar", "stack", [(state, f"{share:.2f}") for state, share in shares if share]))
+        rows.append(
+            (_implementation_name(name, version), _implementation_description(name), bar, *map(_count_text, counts[3:]))
+        )
     headings = ["implementation", "what it is", "", *_COUNTED]
     table = Table("Cases by what they come to", headings, rows, "lllrrrrrr")
     return Section("Implementations", "implementations", [Text(_COUNTS_EXPLAINED), table])
@@ -136,14 +149,14 @@ def _implementation_name(name: str, version: str) -> Inline:
     return (Mark(name), " ", Mark(version, "small"))
 
 
-def _count(number_of: int) -> str:
+def _count_text(number_of: int) -> str:
     return f"{number_of:,}" if number_of else "-"
 
 
-_BARS = (("agree", "right"), ("xfail", "known"), ("failing", "wrong"), ("unverified", "unverified"))
+_BAR_STATES = (("agree", "right"), ("xfail", "known"), ("failing", "wrong"), ("unverified", "unverified"))
 
 
-def _description(name: str) -> str:
+def _implementation_description(name: str) -> str:
     """Return the description of an implementation; empty if this version of attncheck does not have it."""
     framework, _, mode = name.partition(".")
     try:
@@ -158,20 +171,22 @@ _FEATURE_KEY = (
 )
 
 
-def _features(survey: Survey) -> Section:
+def _features_section(survey: Survey) -> Section:
     """Return a sign for each feature of each implementation; only unrecorded failures are in words."""
-    row_by_key = {(row.feature, row.implementation): row for row in survey.of_newest(survey.judged)}
-    seen = {row.feature for row in survey.judged} - {ALL}
-    features = [feature for feature in feature_order() if feature in seen]
-    lines = [(name, [_feature_cell(row_by_key.get((item, name))) for item in features]) for name in survey.newest()]
+    row_by_key = {(row.feature, row.implementation): row for row in survey.select_newest(survey.judged)}
+    seen = {row.feature for row in survey.judged} - {ALL_CASES_FEATURE}
+    features = [feature for feature in ordered_features() if feature in seen]
+    lines = [
+        (name, [_feature_cell(row_by_key.get((item, name))) for item in features]) for name in survey.newest_versions()
+    ]
     options = [(feature.rpartition(": ")[2], feature) for feature in features]
     explained = [(name, option.description) for name, _ in options if (option := OPTIONS.get(name))]
     caption = "Features by implementation"
-    matrix = Figure(caption, drawn("signs", caption, _FEATURE_KEY, options, lines))
+    matrix = Figure(caption, render_macro("signs", caption, _FEATURE_KEY, options, lines))
     wrong = [
-        (Mark(row.implementation), row.feature, _count(row.wrong), _count(row.right))
+        (Mark(row.implementation), row.feature, _count_text(row.wrong), _count_text(row.right))
         for row in row_by_key.values()
-        if row.wrong and row.feature != ALL
+        if row.wrong and row.feature != ALL_CASES_FEATURE
     ]
     headings = ("implementation", "feature", "wrong", "right")
     table = Table("Wrong, and not recorded", headings, wrong, "llrr")
@@ -179,11 +194,11 @@ def _features(survey: Survey) -> Section:
     listed: list[Block] = [Text("Wrong, and not recorded:"), table] if wrong else [*nothing]
     text = Text(("Counts of every feature are in ", Mark(FEATURES), "."))
     return Section(
-        "Features", "features", [text, OnPage([matrix], listed), *_explanations("the options are", explained)]
+        "Features", "features", [text, PageOnly([matrix], listed), *_explanation_details("the options are", explained)]
     )
 
 
-def _explanations(what: str, entries: Sequence[tuple[str, str]]) -> list[Details]:
+def _explanation_details(what: str, entries: Sequence[tuple[str, str]]) -> list[Details]:
     """Return a folded list of names with their explanations."""
     items: list[Inline] = [(Mark(name), f": {text}") for name, text in entries]
     return [Details(f"What {what}", [Items(items)])] if items else []
@@ -198,10 +213,10 @@ def _feature_cell(row: JudgedFeature | None) -> Cell:
         return "", "", "no case"
     states = (state for state, count in (("failing", row.wrong), ("xfail", row.known), ("agree", row.right)) if count)
     state = next(states, "unverified" if row.unverified else "unsupported")
-    return state, SYMBOLS[State(state)], _title(dict(zip(row._fields[3:], row[3:], strict=True)))
+    return state, SYMBOLS[State(state)], _counts_title(dict(zip(row._fields[3:], row[3:], strict=True)))
 
 
-def _title(counts: Mapping[str, int]) -> str:
+def _counts_title(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
 
 
@@ -212,9 +227,9 @@ _ACCURACY_EXPLAINED = (
 )
 
 
-def _accuracy(survey: Survey) -> Section:
-    ranges = {(row.implementation, row.dtype): _accuracy_cell(row) for row in survey.of_newest(survey.accuracy)}
-    rows = [(Mark(name), *(ranges.get((name, dtype), "-") for dtype in DTYPES)) for name in survey.newest()]
+def _accuracy_section(survey: Survey) -> Section:
+    ranges = {(row.implementation, row.dtype): _accuracy_cell(row) for row in survey.select_newest(survey.accuracy)}
+    rows = [(Mark(name), *(ranges.get((name, dtype), "-") for dtype in DTYPES)) for name in survey.newest_versions()]
     table = Table("Errors by dtype", ("implementation", *DTYPES), rows, "lrrrr")
     return Section("Accuracy", "accuracy", [Text(_ACCURACY_EXPLAINED), table])
 
@@ -222,11 +237,11 @@ def _accuracy(survey: Survey) -> Section:
 def _accuracy_cell(row: Accuracy) -> Inline:
     """Write both errors after two bars: the light bar is the 99th percentile."""
     widths = (100 * min(max(part, 0.0), 1.0) for part in (row.most, row.median))
-    bars = Figure("", drawn("bar", "range", [("", f"{width:.1f}") for width in widths]))
-    return (bars, f"{number(row.median)} ({number(row.most)})")
+    bars = Figure("", render_macro("bar", "range", [("", f"{width:.1f}") for width in widths]))
+    return (bars, f"{short_number_or_empty(row.median)} ({short_number_or_empty(row.most)})")
 
 
-def _meanings(survey: Survey) -> Section | None:
+def _conventions_section(survey: Survey) -> Section | None:
     if not survey.meanings:
         return None
     text: Inline = (
@@ -252,7 +267,7 @@ def _meaning_line(what: str, names: Sequence[str], *, is_marked: bool) -> Inline
     return (Mark(what, "strong") if is_marked else what, ": ", *listed[1:])
 
 
-_OUTCOMES = {
+_OUTCOME_SIGNS = {
     "bitwise": ("agree", "="),
     "within bounds": ("agree", "✓"),
     "open": ("unverified", "?"),
@@ -262,7 +277,7 @@ _OUTCOMES = {
 """A property's outcome as a colour and a sign."""
 
 
-def _properties(survey: Survey) -> Section | None:
+def _properties_section(survey: Survey) -> Section | None:
     """Return the outcome of each property on each implementation: as a matrix, and in words by property."""
     if not survey.properties:
         return None
@@ -270,11 +285,11 @@ def _properties(survey: Survey) -> Section | None:
     asked = [(name, spec.says) for name, spec in PROPERTIES.items() if any(name == key[0] for key in row_by_key)]
     names = dict.fromkeys(row.implementation for row in survey.properties)
     lines = [(name, [_property_cell(row_by_key.get((item, name))) for item, _ in asked]) for name in names]
-    key = [(*_OUTCOMES[word], word) for word in _OUTCOMES]
+    key = [(*_OUTCOME_SIGNS[word], word) for word in _OUTCOME_SIGNS]
     caption = "Properties by implementation"
-    matrix = Figure(caption, drawn("signs", caption, key, asked, lines))
+    matrix = Figure(caption, render_macro("signs", caption, key, asked, lines))
     items = [Nested((Mark(name), f": {says}"), _outcome_lines(survey.properties, name)) for name, says in asked]
-    shown = OnPage([matrix, *_explanations("the properties say", asked)], [Items(items)])
+    shown = PageOnly([matrix, *_explanation_details("the properties say", asked)], [Items(items)])
     dtypes = [dtype for dtype in DTYPES if any(dtype in row.dtypes.split() for row in survey.properties)]
     note = (
         f"What holds between two calls, in {', '.join(dtypes)}: the worst of all ways in which it was asked. "
@@ -286,17 +301,17 @@ def _properties(survey: Survey) -> Section | None:
 def _property_cell(row: PropertyCounts | None) -> Cell:
     if row is None:
         return "unsupported", SYMBOLS[State.UNSUPPORTED], "it has not what the calls need"
-    return (*_OUTCOMES.get(row.worst, _OUTCOMES["open"]), _title(row.counts))
+    return (*_OUTCOME_SIGNS.get(row.worst, _OUTCOME_SIGNS["open"]), _counts_title(row.counts))
 
 
 def _outcome_lines(rows: Sequence[PropertyCounts], name: str) -> list[Inline]:
     """Return a line for each outcome of a property, with the implementations that have it."""
-    rows_by_outcome = by_key((row for row in rows if row.property_name == name), lambda row: row.worst)
+    rows_by_outcome = group_by_key((row for row in rows if row.property_name == name), lambda row: row.worst)
     names = {word: [row.implementation for row in rows_of_outcome] for word, rows_of_outcome in rows_by_outcome.items()}
     return [_meaning_line(word, names[word], is_marked=word == "broken") for word in sorted(names)]
 
 
-def _findings(survey: Survey) -> Section | None:
+def _findings_section(survey: Survey) -> Section | None:
     if not survey.findings:
         return None
     text = "What is wrong in a release, each with a script that needs the library and NumPy alone."
@@ -312,15 +327,15 @@ def _findings(survey: Survey) -> Section | None:
         (f"{title}: ", Mark(finding.title, "link", f"{FINDINGS}#{finding.anchor}"))
         for title, finding in zip(titles, survey.findings, strict=True)
     ]
-    return Section("Findings", "findings", [Text(text), OnPage(scripts, [Items(links)])])
+    return Section("Findings", "findings", [Text(text), PageOnly(scripts, [Items(links)])])
 
 
-def _versions(survey: Survey) -> Section | None:
-    judged = [row for row in survey.judged if row.feature == ALL]
+def _versions_section(survey: Survey) -> Section | None:
+    judged = [row for row in survey.judged if row.feature == ALL_CASES_FEATURE]
     counts = Counter(row.implementation for row in judged)
     several = [row for row in judged if counts[row.implementation] > 1]
-    several.sort(key=lambda row: (row.implementation, version_order(row.version)))
-    rows = [(_implementation_name(row.implementation, row.version), *map(_count, row[3:])) for row in several]
+    several.sort(key=lambda row: (row.implementation, version_sort_key(row.version)))
+    rows = [(_implementation_name(row.implementation, row.version), *map(_count_text, row[3:])) for row in several]
     table = Table("Cases by release", ("implementation", *_COUNTED), rows, "lrrrrrr")
     text = Text("The same cases on several releases, where more than one was judged.")
     return Section("Versions", "versions", [text, table]) if rows else None

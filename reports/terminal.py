@@ -9,14 +9,14 @@ from rich.table import Table as RichTable
 
 from attncheck.reports.document_model import Table, Text, plain_text
 
-_UNBOUNDED = 10_000
+_UNBOUNDED_WIDTH = 10_000
 
 
 def plain_console() -> Console:
     """Return a console that shows texts as they are."""
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console.width = _UNBOUNDED  # a file or a log has no width at which names would have to be cut
+        console.width = _UNBOUNDED_WIDTH  # a file or a log has no width at which names would have to be cut
     return console
 
 

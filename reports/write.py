@@ -33,36 +33,43 @@ import pandas as pd
 from attncheck.common.errors import ExitCode, OutputError, ResultsError
 from attncheck.common.wording import ESCAPED
 from attncheck.reports.cells import Cell, State, cell_table
-from attncheck.reports.coverage import Coverage, Misprint, coverage, misprints, printed_numbers, shortfall_lines
+from attncheck.reports.coverage import (
+    Coverage,
+    Misprint,
+    coverage_by_column,
+    misprints,
+    printed_numbers,
+    shortfall_lines,
+)
 from attncheck.reports.failures import outdated_records, wrong_implementations
 from attncheck.reports.frames import (
-    PROPERTIES,
+    PROPERTY_COLUMNS,
     Column,
     Frames,
-    by_key,
-    expected_failures,
-    groups,
-    of_column,
+    group_by_key,
     property_columns,
     records,
+    rows_of_column,
+    select_expected_failures,
+    split_by,
 )
-from attncheck.reports.html.page import html_pieces
+from attncheck.reports.html.page import render_html_pieces
 from attncheck.reports.json_documents import Failure
 from attncheck.reports.markdown import render_markdown
-from attncheck.reports.one_failure import KEYS, comparisons_fail
-from attncheck.reports.properties import command_for, sentence_of, worst_of
+from attncheck.reports.one_failure import EVALUATION_KEYS, failing_comparisons_text
+from attncheck.reports.properties import explain_command, properties_sentence, worst_row
 from attncheck.reports.summary import make_summary
 from attncheck.results.format import PROPERTIES_TABLE, Row
 from attncheck.spec.verdicts import PropertyOutcome, Verdict
 
 # Spreadsheets run what begins like this; some take the full-width forms too, and some pass over leading blanks.
-_SIGN = r"[=+\-@\uff1d\uff0b\uff0d\uff20]"
-_FORMULA = re.compile(rf"\s*{_SIGN}|[\t\n]")
+_FORMULA_SIGN = r"[=+\-@\uff1d\uff0b\uff0d\uff20]"
+_FORMULA_PATTERN = re.compile(rf"\s*{_FORMULA_SIGN}|[\t\n]")
 # Where a list separator is a semicolon, a spreadsheet begins a new cell after one, whatever the quotes say.
-_FORMULA_WITHIN = re.compile(rf"([;\t\n]\s*)(?={_SIGN})")
-_NUMBER = re.compile(r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|inf|nan)")
-_LINE_BREAK = re.compile(r"\r\n?")
-_CONTROL = re.compile(rf"(?![\t\n]){ESCAPED.pattern}")
+_INNER_FORMULA_PATTERN = re.compile(rf"([;\t\n]\s*)(?={_FORMULA_SIGN})")
+_NUMBER_PATTERN = re.compile(r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|inf|nan)")
+_LINE_BREAK_PATTERN = re.compile(r"\r\n?")
+_CONTROL_PATTERN = re.compile(rf"(?![\t\n]){ESCAPED.pattern}")
 
 
 def write_csv(frame: pd.DataFrame, path: Path) -> None:
@@ -70,7 +77,7 @@ def write_csv(frame: pd.DataFrame, path: Path) -> None:
 
     If the path ends with .gz, the file is compressed.
     """
-    columns = [[_in_quotes(str(name)), *_csv_values(column)] for name, column in frame.items()]
+    columns = [[_quote_csv(str(name)), *_csv_values(column)] for name, column in frame.items()]
     lines = (",".join(row) + "\n" for row in zip(*columns, strict=True))
     with ExitStack() as stack:
         file: Any = stack.enter_context(path.open("wb"))
@@ -102,33 +109,38 @@ def _csv_values(column: pd.Series[Any]) -> list[str]:
 
 def _csv_cell(value: Any) -> str:
     if isinstance(value, str):
-        return _in_quotes(harmless(value))
+        return _quote_csv(escape_formula(value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _in_quotes(text: str) -> str:
+def _quote_csv(text: str) -> str:
     return '"' + text.replace('"', '""') + '"'
 
 
-def harmless(text: str) -> str:
-    """Return a text as a cell that no spreadsheet runs; numbers are unchanged."""
-    if _NUMBER.fullmatch(text):
+def escape_formula(text: str) -> str:
+    """Return a text as a cell that no spreadsheet runs; numbers are unchanged.
+
+    Example:
+        >>> escape_formula("=1+1"), escape_formula("-1.5")
+        ("'=1+1", '-1.5')
+    """
+    if _NUMBER_PATTERN.fullmatch(text):
         return text
-    text = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", _LINE_BREAK.sub("\n", text))
-    text = _FORMULA_WITHIN.sub(r"\1'", text)
-    return f"'{text}" if _FORMULA.match(text) else text
+    text = _CONTROL_PATTERN.sub("\N{REPLACEMENT CHARACTER}", _LINE_BREAK_PATTERN.sub("\n", text))
+    text = _INNER_FORMULA_PATTERN.sub(r"\1'", text)
+    return f"'{text}" if _FORMULA_PATTERN.match(text) else text
 
 
-def csv_text(header: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+def rows_to_csv(header: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
     """Return rows as CSV with a line of column names; no spreadsheet runs a cell."""
     text = StringIO()
-    lines = ([harmless(str(cell)) for cell in row] for row in rows)
+    lines = ([escape_formula(str(cell)) for cell in row] for row in rows)
     writer(text, lineterminator="\n").writerows([header, *lines])
     return text.getvalue()
 
 
 def read_csv_text(path: Path, header: Sequence[str]) -> list[list[str]]:
-    """Read the rows of a file that ``csv_text`` made. Raises ``ResultsError`` for one that is damaged."""
+    """Read the rows of a file that ``rows_to_csv`` made. Raises ``ResultsError`` for one that is damaged."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             columns, *rows = list(reader(file)) or [[]]
@@ -151,7 +163,7 @@ def write_texts(texts: Mapping[str, str], directory: Path) -> None:
 RESTORE = "restore the file from version control, or publish the folder again"
 """The fix for a damaged table of a published folder."""
 
-_MOST_ROWS = 10_000
+_MAX_FRAME_ROWS = 10_000
 """The most rows of a plain CSV file: larger tables are for programs, which read Parquet or compressed CSV."""
 
 REPORT_NAME = "report.md"
@@ -172,27 +184,31 @@ def write_report(frames: Frames, directory: Path) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
     for name, frame in frames.tables().items():
         _write_frame(frame, directory, name)
-    texts = {JUNIT_NAME: render_junit(frames), HTML_NAME: html_pieces(frames), REPORT_NAME: [render_markdown(frames)]}
+    texts = {
+        JUNIT_NAME: render_junit(frames),
+        HTML_NAME: render_html_pieces(frames),
+        REPORT_NAME: [render_markdown(frames)],
+    }
     for name, pieces in texts.items():
         with OutputError.where(path := directory / name):
-            _without_link(path)
+            _remove_link(path)
         _write_pieces(path, pieces)
     return directory / REPORT_NAME
 
 
 def _write_frame(frame: pd.DataFrame, directory: Path, name: str) -> None:
     with OutputError.where(path := directory / f"{name}.parquet"):
-        has_parquet = write_parquet(frame, _without_link(path))
-    small = len(frame) <= _MOST_ROWS
+        has_parquet = write_parquet(frame, _remove_link(path))
+    small = len(frame) <= _MAX_FRAME_ROWS
     for suffix, is_wanted in ((".csv", small), (".csv.gz", not small and not has_parquet)):
         with OutputError.where(path := directory / f"{name}{suffix}"):
             if is_wanted:
-                write_csv(frame, _without_link(path))
+                write_csv(frame, _remove_link(path))
             else:
                 path.unlink(missing_ok=True)  # of an earlier report
 
 
-def _without_link(path: Path) -> Path:
+def _remove_link(path: Path) -> Path:
     """Remove a link at a path, and return the path: results of another person may have a link to any of our files."""
     if path.is_symlink():
         path.unlink()
@@ -223,10 +239,10 @@ def write_badge(frames: Frames, path: Path) -> None:
 
     Raises ``OutputError`` if it cannot be written.
     """
-    from attncheck.reports.ci import badge_of, render_endpoint, render_svg
+    from attncheck.reports.ci import make_badge, render_badge_json, render_badge_svg
 
-    badge = badge_of(frames)
-    _write_pieces(path, [render_endpoint(badge) if path.suffix == ".json" else render_svg(badge)])
+    badge = make_badge(frames)
+    _write_pieces(path, [render_badge_json(badge) if path.suffix == ".json" else render_badge_svg(badge)])
 
 
 def write_property_table(rows: Sequence[Row], directory: Path) -> None:
@@ -234,20 +250,20 @@ def write_property_table(rows: Sequence[Row], directory: Path) -> None:
     path = directory / PROPERTIES_TABLE
     with OutputError.where(path):
         directory.mkdir(parents=True, exist_ok=True)
-        write_csv(pd.DataFrame(list(map(property_columns, rows)), columns=list(PROPERTIES)), _without_link(path))
+        write_csv(pd.DataFrame(list(map(property_columns, rows)), columns=list(PROPERTY_COLUMNS)), _remove_link(path))
 
 
 def write_property_junit(rows: Sequence[Row], again: Mapping[str, Sequence[str]], path: Path) -> None:
     """Write the JUnit XML of properties only. Raises ``OutputError`` if it cannot be written."""
     suites = property_suites({"": rows}, {"": again})
-    _write_pieces(path, render_suites(f"attncheck: {sentence_of(rows)}", list(suites)))
+    _write_pieces(path, render_suites(f"attncheck: {properties_sentence(rows)}", list(suites)))
 
 
 # Characters that XML 1.0 cannot contain, not even as references.
-_NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NOT_XML_PATTERN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _INDENT = "  "
-_KEY = attrgetter(*KEYS)
+_evaluation_key = attrgetter(*EVALUATION_KEYS)
 _Key = tuple[str, str, str, str]
 _Notes = Mapping[State, Mapping[_Key, Mapping[str, Any]]]
 """By state, the rows that explain tests, by case, dtype, environment and implementation."""
@@ -261,12 +277,12 @@ class Suite(NamedTuple):
     text: str
 
 
-def suite_of(name: str, elements: Iterable[Element], started: str = "", seconds: float | None = None) -> Suite:
+def make_suite(name: str, elements: Iterable[Element], started: str = "", seconds: float | None = None) -> Suite:
     """Make a suite of its tests, and its properties if it has some."""
-    suite = Element("testsuite", {"name": xml_text(name)})
+    suite = Element("testsuite", {"name": escape_xml_characters(name)})
     suite.extend(elements)
     counts = {"tests": len(suite.findall("testcase"))}
-    counts |= {_COUNTED[kind]: len(suite.findall(f"testcase/{kind}")) for kind in _COUNTED}
+    counts |= {_COUNTER_NAMES[kind]: len(suite.findall(f"testcase/{kind}")) for kind in _COUNTER_NAMES}
     attributes = {name: str(count) for name, count in counts.items()}
     attributes |= {} if seconds is None else {"time": _seconds_text(seconds)}
     suite.attrib |= attributes | ({"timestamp": started} if started else {})
@@ -276,7 +292,7 @@ def suite_of(name: str, elements: Iterable[Element], started: str = "", seconds:
 
 def render_junit(frames: Frames) -> Iterator[str]:
     """Yield the XML in pieces. The same frames give the same text."""
-    suites = [*_suites(frames), *_documents(frames), *_problems(frames)]
+    suites = [*_implementation_suites(frames), *_document_suites(frames), *_problem_suites(frames)]
     if frames.properties:
         suites += property_suites(frames.properties, frames.again)
     yield from render_suites(f"attncheck: {make_summary(frames).first_line}", suites)
@@ -287,7 +303,9 @@ def render_suites(name: str, suites: Sequence[Suite]) -> Iterator[str]:
     counts = {name: str(sum(suite.counts[name] for suite in suites)) for name in ("tests", "failures", "errors")}
     if times := [suite.seconds for suite in suites if suite.seconds is not None]:
         counts["time"] = _seconds_text(sum(times))
-    around = tostring(Element("testsuites", {"name": xml_text(name)} | counts), "unicode", short_empty_elements=False)
+    around = tostring(
+        Element("testsuites", {"name": escape_xml_characters(name)} | counts), "unicode", short_empty_elements=False
+    )
     begin, end, _ = around.partition("</testsuites>")
     yield f'<?xml version="1.0" encoding="UTF-8"?>\n{begin}\n'
     yield from (suite.text for suite in suites)
@@ -298,36 +316,44 @@ def _seconds_text(seconds: float) -> str:
     return f"{seconds:.3f}"
 
 
-def _suites(frames: Frames) -> Iterator[Suite]:
-    wrong = {_KEY(failure): failure for failure in (*outdated_records(frames), *wrong_implementations(frames))}
+def _implementation_suites(frames: Frames) -> Iterator[Suite]:
+    wrong = {
+        _evaluation_key(failure): failure for failure in (*outdated_records(frames), *wrong_implementations(frames))
+    }
     rows = {
-        State.XFAIL: pd.concat([expected_failures(frames.results), expected_failures(frames.numbers)]),
+        State.XFAIL: pd.concat([select_expected_failures(frames.results), select_expected_failures(frames.numbers)]),
         State.UNSUPPORTED: frames.results[frames.results["verdict"].eq(Verdict.UNSUPPORTED)],
     }
     notes: _Notes = {
-        state: {tuple(row[key] for key in KEYS): row for row in records(of_state.drop_duplicates(list(KEYS)))}
+        state: {
+            tuple(row[key] for key in EVALUATION_KEYS): row
+            for row in records(of_state.drop_duplicates(list(EVALUATION_KEYS)))
+        }
         for state, of_state in rows.items()
     }
     table = cell_table(frames)
     environments = {record["environment"]: record for record in records(frames.environments)}
-    for judged in coverage(frames):
-        column, times = judged.column, of_column(frames.times, judged.column) if len(frames.times) else frames.times
+    for judged in coverage_by_column(frames):
+        column, times = (
+            judged.column,
+            rows_of_column(frames.times, judged.column) if len(frames.times) else frames.times,
+        )
         seconds = {(row["case"], row["dtype"]): row["seconds"] for row in records(times)}
-        tests = [_properties(column, environments[column.environment], judged)]
+        tests = [_suite_properties(column, environments[column.environment], judged)]
         for case, cells in table.items():
             for dtype, cell in cells.get(column, {}).items():
                 tests.append(test := _case_test(frames.cases[case], column, dtype, cell, notes, wrong))
                 if (case, dtype) in seconds:
                     test.set("time", _seconds_text(seconds[case, dtype]))
         name, started = f"{column.environment}: {column.implementation}", frames.started.get(column.environment, "")
-        yield suite_of(name, tests, started, sum(seconds.values()) if seconds else None)
+        yield make_suite(name, tests, started, sum(seconds.values()) if seconds else None)
 
 
-def _properties(column: Column, environment: Mapping[str, Any], judged: Coverage) -> Element:
+def _suite_properties(column: Column, environment: Mapping[str, Any], judged: Coverage) -> Element:
     properties = Element("properties")
     of_run = {name: environment[name] for name in ("python", "platform")} | {"judged": judged.words}
     for name, value in (asdict(column) | of_run).items():
-        SubElement(properties, "property", {"name": name, "value": xml_text(value)})
+        SubElement(properties, "property", {"name": name, "value": escape_xml_characters(value)})
     return properties
 
 
@@ -336,9 +362,9 @@ def _case_test(
 ) -> Element:
     key = (case["id"], dtype, *column.key)
     # Jenkins parses the text before the last dot as a package, and identifies a test by class and name in all suites.
-    classname = f"{column.environment}.{column.implementation}.{_topic(case['file'])}"
+    classname = f"{column.environment}.{column.implementation}.{_class_name(case['file'])}"
     name = f"{case['id'].rpartition('/')[2]} [{dtype}]"
-    test = Element("testcase", {"classname": xml_text(classname), "name": xml_text(name)})
+    test = Element("testcase", {"classname": escape_xml_characters(classname), "name": escape_xml_characters(name)})
     if wrong := failures.get(key):
         _add_failure(test, case, cell, wrong)
     elif cell.state is State.UNSUPPORTED:
@@ -351,14 +377,14 @@ def _case_test(
     elif cell.state is State.XFAIL:
         row = notes[State.XFAIL][key]
         lines = [f"xfail {cell.verdict}", row["reason"] or row["message"], row["thread"]]
-        SubElement(test, "system-out").text = xml_text("\n".join(filter(None, lines)))
+        SubElement(test, "system-out").text = escape_xml_characters("\n".join(filter(None, lines)))
     elif cell.state is State.ERRATUM:
         SubElement(test, "system-out").text = "a recorded erratum: the document prints these numbers for another call"
     return test
 
 
 @cache
-def _topic(file: str) -> str:
+def _class_name(file: str) -> str:
     path = PurePosixPath(file)
     return ".".join(part for part in (*path.parent.parts, path.stem) if part not in ("/", ""))
 
@@ -369,30 +395,36 @@ def _add_failure(test: Element, case: Mapping[str, Any], cell: Cell, failure: Fa
     kind = "error" if verdict.exit_code is ExitCode.NOT_RUN else "failure"
     message = ": ".join(filter(None, (failure.stage, failure.message))) or verdict.value
     element = add_result(test, kind, message, verdict.value)
-    lines = [message, "", f"{case['file']}:{case['line']}: {case['name']}", comparisons_fail(failure.rows)]
-    element.text = xml_text("\n".join([*lines, *failure.next[:1], ""]))
+    lines = [message, "", f"{case['file']}:{case['line']}: {case['name']}", failing_comparisons_text(failure.rows)]
+    element.text = escape_xml_characters("\n".join([*lines, *failure.next[:1], ""]))
 
 
-def _documents(frames: Frames) -> Iterator[Suite]:
+def _document_suites(frames: Frames) -> Iterator[Suite]:
     """Make a test of every matrix that a document prints: whether its numbers hold on all implementations."""
     numbers = printed_numbers(frames)
     if numbers.empty:
         return
     wrong = {(misprint.case, misprint.stage): misprint for misprint in misprints(frames)}
-    matrices = groups(numbers, ["case", "stage"]).items()
+    matrices = split_by(numbers, ["case", "stage"]).items()
     tests = (
         _matrix_test(frames.cases[case], stage, part, wrong.get((case, stage))) for (case, stage), part in matrices
     )
-    yield suite_of("printed numbers", tests)
+    yield make_suite("printed numbers", tests)
 
 
 def _matrix_test(case: Mapping[str, Any], stage: str, numbers: pd.DataFrame, wrong: Misprint | None) -> Element:
     name = f"{case['id'].rpartition('/')[2]} [{stage}]"
-    test = Element("testcase", {"classname": xml_text(f"printed.{_topic(case['file'])}"), "name": xml_text(name)})
+    test = Element(
+        "testcase",
+        {
+            "classname": escape_xml_characters(f"printed.{_class_name(case['file'])}"),
+            "name": escape_xml_characters(name),
+        },
+    )
     unverified = numbers.loc[numbers["verdict"].eq(Verdict.UNVERIFIED), "index"].nunique()
     if wrong is not None:
         element = add_result(test, "failure", wrong.message, wrong.verdict)
-        element.text = xml_text(f"{wrong.message}\n\n{case['file']}:{case['line']}: {case['name']}\n")
+        element.text = escape_xml_characters(f"{wrong.message}\n\n{case['file']}:{case['line']}: {case['name']}\n")
     elif numbers["verdict"].eq(Verdict.MISPRINT).any():
         SubElement(test, "system-out").text = "a recorded erratum: the document prints these numbers for another call"
     if wrong is None and unverified:
@@ -401,28 +433,28 @@ def _matrix_test(case: Mapping[str, Any], stage: str, numbers: pd.DataFrame, wro
     return test
 
 
-def _problems(frames: Frames) -> Iterator[Suite]:
+def _problem_suites(frames: Frames) -> Iterator[Suite]:
     """Make an error of every missing unit that was requested, so that a green file means a complete run."""
     if problems := [*frames.problems, *(f"too little was judged: {line}" for line in shortfall_lines(frames))]:
         tests = []
         for number, problem in enumerate(problems, 1):
             tests.append(test := Element("testcase", {"classname": "attncheck.run", "name": f"problem {number}"}))
-            add_result(test, "error", problem, "not run").text = xml_text(problem)
-        yield suite_of("what could not be run", tests)
+            add_result(test, "error", problem, "not run").text = escape_xml_characters(problem)
+        yield make_suite("what could not be run", tests)
 
 
 def add_result(test: Element, kind: str, message: str, its_type: str = "") -> Element:
     """Add an outcome to a test: a failure, an error, or that it was skipped."""
     attributes = {"type": its_type} if its_type else {}
-    return SubElement(test, kind, attributes | {"message": xml_text(" ".join(message.split()))})
+    return SubElement(test, kind, attributes | {"message": escape_xml_characters(" ".join(message.split()))})
 
 
-_COUNTED = {"failure": "failures", "error": "errors", "skipped": "skipped"}
+_COUNTER_NAMES = {"failure": "failures", "error": "errors", "skipped": "skipped"}
 
 
-def xml_text(text: str) -> str:
+def escape_xml_characters(text: str) -> str:
     """Replace characters that XML cannot contain by visible escapes, such as ``\\x1b``."""
-    return _NO_XML.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
+    return _NOT_XML_PATTERN.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
 
 
 def property_suites(
@@ -434,27 +466,30 @@ def property_suites(
             of_implementation = [row for row in rows if row.implementation == name]
             words = again.get(label, {})
             title = f"{label}: {name}: properties" if label else f"{name}: properties"
-            yield suite_of(title, _property_tests(of_implementation, words))
+            yield make_suite(title, _property_tests(of_implementation, words))
 
 
 def _property_tests(rows: Sequence[Row], again: Mapping[str, Sequence[str]]) -> Iterator[Element]:
-    groups = by_key(rows, lambda row: (row.property_name, row.case, row.dtype))
+    groups = group_by_key(rows, lambda row: (row.property_name, row.case, row.dtype))
     for (name, case, dtype), group in groups.items():
-        worst = worst_of(group)
+        worst = worst_row(group)
         assert worst is not None, "a group has a row"
-        named = {"classname": xml_text(f"properties.{name}"), "name": xml_text(f"{case} [{dtype}]")}
+        named = {
+            "classname": escape_xml_characters(f"properties.{name}"),
+            "name": escape_xml_characters(f"{case} [{dtype}]"),
+        }
         test = Element("testcase", named)
-        _add_property_result(test, worst, command_for(worst, again))
+        _add_property_result(test, worst, explain_command(worst, again))
         yield test
 
 
 def _add_property_result(test: Element, row: Row, command: str) -> None:
     text = f"{row.variant}: {row.message}" if row.variant else row.message
     if row.fails_run:
-        add_result(test, "failure", text, row.verdict).text = xml_text(f"{text}\n\n{command}\n")
+        add_result(test, "failure", text, row.verdict).text = escape_xml_characters(f"{text}\n\n{command}\n")
     elif row.verdict == PropertyOutcome.FAILED:
-        add_result(test, "error", text, row.verdict).text = xml_text(text)
+        add_result(test, "error", text, row.verdict).text = escape_xml_characters(text)
     elif row.verdict in (PropertyOutcome.UNSUPPORTED, PropertyOutcome.NOT_JUDGED):
         add_result(test, "skipped", f"{row.verdict}: {text}")
     else:
-        SubElement(test, "system-out").text = xml_text(f"{row.verdict}: {text}")
+        SubElement(test, "system-out").text = escape_xml_characters(f"{row.verdict}: {text}")

@@ -37,7 +37,7 @@ CLAUSES = tuple(
     for word in ["What", "Whether", "Whom", "When", "Where", "Which", "Who", "How", "If", "Say", "Let", "Those"]
 )
 VAGUE = {"each", "found", "own", "given"}
-MOST_SMALL_FUNCTIONS = 505
+MOST_SMALL_FUNCTIONS = 576
 """Small functions with one caller: each hides a few lines behind a name. Many are terms of the field, so not all go."""
 CATALOGUE_FILES = re.compile(
     r"harness/(diagnosis/(readings\w*|replaced_steps)|judging/empty_row_conventions|spec/options)\.py"

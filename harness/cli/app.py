@@ -16,12 +16,12 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandInfo
 
-from attncheck.cli.output import print_error, print_no_outcome, wants_json
+from attncheck.cli.output import print_error, print_error_document, wants_json
 from attncheck.cli.parameters import with_options
-from attncheck.cli.process import guarded_streams, memory_error, open_closed_streams, require_memory
+from attncheck.cli.process import as_memory_error, guarded_streams, open_closed_streams, require_memory
 from attncheck.common.errors import AttncheckError, ExitCode
 
-OPTIONS: Mapping[str, tuple[str, ...]] = {
+OPTION_PANELS: Mapping[str, tuple[str, ...]] = {
     "What to check": (
         "backend", "implementation", "framework", "signature", "declare", "dtype", "tag", "match", "tile", "all_cases",
         "standard", "properties", "expected_failures",
@@ -37,7 +37,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "Help": ("help",),
 }  # fmt: skip
 """Panels of options, in the order in which help lists them; a command with few options has one list."""
-COMMANDS: Mapping[str, Mapping[str, str]] = {
+COMMAND_PANELS: Mapping[str, Mapping[str, str]] = {
     "Check": {
         "check": "running",
         "report": "reporting",
@@ -52,9 +52,9 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
     "For maintainers": {**dict.fromkeys(("publish", "survey"), "reporting"), "mutants": "listing"},
 }
 """Panels of commands, each with the module that it is in, in the order in which help lists them."""
-_FEW = 12
-_TYPE = re.compile(r" <[^>]*>")
-_RANGE = re.compile(r"(?:([\d.]+)<=)?x(?:>=([\d.]+))?(?:<=([\d.]+))?")
+_MIN_OPTIONS_FOR_PANELS = 12
+_TYPE_PATTERN = re.compile(r" <[^>]*>")
+_RANGE_PATTERN = re.compile(r"(?:([\d.]+)<=)?x(?:>=([\d.]+))?(?:<=([\d.]+))?")
 
 
 _CommandLineError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -67,10 +67,10 @@ _PYDANTIC_WORDS = {
 """Messages of pydantic, which typer passes on, and what the command line prints instead."""
 
 
-def in_plain_words(message: str) -> str:
+def plain_error_message(message: str) -> str:
     """Return a message of the command line without pydantic's words, with a suggestion for a misspelt choice.
 
-    >>> in_plain_words("Value error, 'case' is not one of 'cases', 'tags'.")
+    >>> plain_error_message("Value error, 'case' is not one of 'cases', 'tags'.")
     "'case' is not one of 'cases', 'tags'. Did you mean 'cases'?"
     """
     for words, plain in _PYDANTIC_WORDS.items():
@@ -87,8 +87,8 @@ class PanelCommand(TyperCommand):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        if sum(parameter.param_type_name == "option" for parameter in self.params) >= _FEW:
-            places = {name: place for place, name in enumerate(chain.from_iterable(OPTIONS.values()))}
+        if sum(parameter.param_type_name == "option" for parameter in self.params) >= _MIN_OPTIONS_FOR_PANELS:
+            places = {name: place for place, name in enumerate(chain.from_iterable(OPTION_PANELS.values()))}
             self.params.sort(key=lambda item: (item.param_type_name == "option", places.get(item.name or "", -1)))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -100,19 +100,29 @@ class PanelCommand(TyperCommand):
                 names = [name for parameter in self.params for name in parameter.opts]
                 longer = [name for name in names if name.startswith(unknown)]
                 error.possibilities = longer or error.possibilities
-            error.message = in_plain_words(error.message)
+            error.message = plain_error_message(error.message)
             raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments and options."""
         records = {parameter: parameter.get_help_record(ctx) for parameter in self.get_params(ctx)}
-        rows = [(parameter, _plain(record)) for parameter, record in records.items() if record is not None]
-        _write(formatter, "Arguments", (row for parameter, row in rows if parameter.param_type_name == "argument"))
+        rows = [
+            (parameter, _simplify_help_record(record)) for parameter, record in records.items() if record is not None
+        ]
+        _write_help_section(
+            formatter, "Arguments", (row for parameter, row in rows if parameter.param_type_name == "argument")
+        )
         options = {parameter.name: row for parameter, row in rows if parameter.param_type_name == "option"}
-        known = {name for names in OPTIONS.values() for name in names} if len(options) > _FEW else set()
-        _write(formatter, "Options", [record for name, record in options.items() if name not in known])
-        for panel, names in OPTIONS.items():
-            _write(formatter, panel, [options[name] for name in names if name in options and name in known])
+        known = (
+            {name for names in OPTION_PANELS.values() for name in names}
+            if len(options) > _MIN_OPTIONS_FOR_PANELS
+            else set()
+        )
+        _write_help_section(formatter, "Options", [record for name, record in options.items() if name not in known])
+        for panel, names in OPTION_PANELS.items():
+            _write_help_section(
+                formatter, panel, [options[name] for name in names if name in options and name in known]
+            )
 
 
 class PanelGroup(TyperGroup):
@@ -121,16 +131,18 @@ class PanelGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands that are not hidden."""
         limit = formatter.width - 6 - max(map(len, self.list_commands(ctx)))
-        for panel, names in COMMANDS.items():
+        for panel, names in COMMAND_PANELS.items():
             commands = {name: self.get_command(ctx, name) for name in names}
             rows = [(name, command.get_short_help_str(limit)) for name, command in commands.items() if command]
-            _write(formatter, panel, rows)
+            _write_help_section(formatter, panel, rows)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the commands, then the options that go without one."""
         self.format_commands(ctx, formatter)
         records = (parameter.get_help_record(ctx) for parameter in self.get_params(ctx))
-        _write(formatter, "Options", [_plain(record) for record in records if record is not None])
+        _write_help_section(
+            formatter, "Options", [_simplify_help_record(record) for record in records if record is not None]
+        )
 
 
 class Commands(typer.Typer):
@@ -147,31 +159,31 @@ class Commands(typer.Typer):
         return add_with_options
 
 
-def _plain(record: tuple[str, str]) -> tuple[str, str]:
+def _simplify_help_record(record: tuple[str, str]) -> tuple[str, str]:
     """Drop types, and write the range of a number in words."""
     name, text = record
-    return _TYPE.sub("", name), _RANGE.sub(_in_words, text)
+    return _TYPE_PATTERN.sub("", name), _RANGE_PATTERN.sub(_range_in_words, text)
 
 
-def _in_words(match: re.Match[str]) -> str:
+def _range_in_words(match: re.Match[str]) -> str:
     least, most = match[1] or match[2], match[3]
     if least is None and most is None:
         return match[0]
     return f"{least} to {most}" if least and most else f"at least {least}" if least else f"at most {most}"
 
 
-def _write(formatter: Any, title: str, rows: Iterable[tuple[str, str]]) -> None:
+def _write_help_section(formatter: Any, title: str, rows: Iterable[tuple[str, str]]) -> None:
     if listed := list(rows):
         with formatter.section(title):
             formatter.write_dl(listed)
 
 
-def examples(*commands: str) -> str:
+def examples_epilog(*commands: str) -> str:
     """Return commands as the end of a help text: a line each, at any width. The tests run all of them."""
     return "\n".join(["\b", "Examples:", *(f"  {command}" for command in commands)])
 
 
-MODULES = {name: module for commands in COMMANDS.values() for name, module in commands.items()}
+COMMAND_MODULES = {name: module for commands in COMMAND_PANELS.values() for name, module in commands.items()}
 
 
 class _CommandLine(Commands):
@@ -184,7 +196,7 @@ class _CommandLine(Commands):
         """All commands, or those that were loaded."""
         if not self._is_loaded:
             self.load()
-        self._commands.sort(key=_position)
+        self._commands.sort(key=_help_position)
         return self._commands
 
     @registered_commands.setter
@@ -194,12 +206,14 @@ class _CommandLine(Commands):
     def load(self, command: str = "") -> None:
         """Import the module of a command, or all modules for an unknown one. Tests run several in one process."""
         self._is_loaded = True
-        for name in [MODULES[command]] if command in MODULES else dict.fromkeys(MODULES.values()):
+        for name in (
+            [COMMAND_MODULES[command]] if command in COMMAND_MODULES else dict.fromkeys(COMMAND_MODULES.values())
+        ):
             import_module(f"attncheck.cli.{name}")
 
 
-def _position(command: CommandInfo) -> int:
-    return list(MODULES).index(str(command.name or getattr(command.callback, "__name__", "")))
+def _help_position(command: CommandInfo) -> int:
+    return list(COMMAND_MODULES).index(str(command.name or getattr(command.callback, "__name__", "")))
 
 
 app = _CommandLine(
@@ -208,7 +222,9 @@ app = _CommandLine(
     help="Check implementations of attention against the exact answer, number by number.",
     epilog="Exit codes: 0 everything agrees; 1 something disagrees; 2 a case file or the command line is wrong; 3 "
     "something could not be run, or too few cases were judged.\n\n"
-    + examples("attncheck check", "attncheck check --implementation my_kernel.py:attention", "attncheck check --help"),
+    + examples_epilog(
+        "attncheck check", "attncheck check --implementation my_kernel.py:attention", "attncheck check --help"
+    ),
     # Plain text is readable at 80 columns and in pipes, and leaves [brackets] as they are.
     rich_markup_mode=None,
     no_args_is_help=True,
@@ -226,57 +242,57 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
         raise typer.Exit
 
 
-_ALLOCATED = 100_000
+_GC_THRESHOLD = 100_000
 """New objects before Python collects cyclic garbage. By default it does so 700 times in a run, with little effect."""
 
 
-_RUN = ["check", "--no-report", "--keep-arrays", "all"]
+_RUN_EXPANSION = ["check", "--no-report", "--keep-arrays", "all"]
 """The words that `run` abbreviates: judge now, and report or compare later."""
 
 
 def main() -> None:
     """Run the command line; every failure of the user's is one line, and its exit code."""
-    gc.set_threshold(_ALLOCATED)
+    gc.set_threshold(_GC_THRESHOLD)
     open_closed_streams()
     with guarded_streams():
-        _run()
+        _run_command_line()
 
 
-def _run() -> None:
+def _run_command_line() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was judged is said, as after Ctrl-C
     if sys.argv[1:2] == ["run"]:
-        sys.argv[1:2] = _RUN
+        sys.argv[1:2] = _RUN_EXPANSION
     try:
         try:
             command = next(iter(sys.argv[1:]), "")
-            require_memory(only_lists=MODULES.get(command, "listing") == "listing" and command != "mutants")
+            require_memory(only_lists=COMMAND_MODULES.get(command, "listing") == "listing" and command != "mutants")
             app.load(command)
             if wants_json(sys.argv[1:]):
-                _run_for_programs()
+                _run_with_json_errors()
             app(standalone_mode=True)
         finally:
             sys.stdout.flush()
     except AttncheckError as error:
-        _end_with(error)
+        _exit_with_error(error)
     except Exception as error:
-        if out_of_memory := memory_error(error):
-            _end_with(out_of_memory)
+        if out_of_memory := as_memory_error(error):
+            _exit_with_error(out_of_memory)
         raise
 
 
-def _end_with(error: AttncheckError) -> NoReturn:
+def _exit_with_error(error: AttncheckError) -> NoReturn:
     print_error(error)
     sys.exit(error.exit_code)
 
 
-def _run_for_programs() -> NoReturn:
+def _run_with_json_errors() -> NoReturn:
     """Run the command line; what is wrong with the line itself is a document, too."""
     try:
         code = app(standalone_mode=False)
     except _CommandLineError as error:
         error.show()
-        print_no_outcome(error.format_message())
+        print_error_document(error.format_message())
         sys.exit(error.exit_code)
     if code == ExitCode.INTERRUPTED:
-        print_no_outcome("interrupted before there was an outcome", "Interrupted", ExitCode.INTERRUPTED)
+        print_error_document("interrupted before there was an outcome", "Interrupted", ExitCode.INTERRUPTED)
     sys.exit(code or 0)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attncheck.cli.app import app, examples
-from attncheck.cli.output import checked_in, commands_about, end, open_page, select_one, show_outcome
+from attncheck.cli.app import app, examples_epilog
+from attncheck.cli.output import end, open_page, read_earlier_check, rerun_commands, select_one, show_outcome
 from attncheck.cli.parameters import (
     AsJson,
     CaseName,
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from attncheck.showing.json_schema import ScriptDocument
 
 
-_EXPLAINED = Path("results/explained")
-_MAX_NAME = 60
+_EXPLAINED_FOLDER = Path("results/explained")
+_MAX_NAME_LETTERS = 60
 """Of a case, in the name of its script."""
 
 
 @app.command(
-    epilog=examples(
+    epilog=examples_epilog(
         "attncheck explain 'attention/a-causal-row-sees-*' my_kernel.py:attention",
         "attncheck explain my_cases/first.yaml::share numpy --dtype float64",
     )
@@ -59,7 +59,7 @@ def explain(
     isa: Isa = None,
     as_json: AsJson = False,
     opens_page: Annotated[
-        bool, typer.Option("--open", help=f"Also write a report of only this case to {_EXPLAINED}, and open it.")
+        bool, typer.Option("--open", help=f"Also write a report of only this case to {_EXPLAINED_FOLDER}, and open it.")
     ] = False,
 ) -> None:
     """Show where an implementation goes wrong in one case.
@@ -70,32 +70,32 @@ def explain(
     from attncheck.reading.case import case_record
     from attncheck.showing.explanation import explanation_document, explanation_lines
 
-    subject, limits = _subject_of(case, implementation, dtype, function, results), allowed.limits()
-    answer = _ask(subject, limits, expected_failures)
+    subject, limits = _select_subject(case, implementation, dtype, function, results), allowed.limits()
+    answer = _evaluate_subject(subject, limits, expected_failures)
     code = ExitCode.DISAGREE if answer.begins_at else ExitCode.AGREE
     code = ExitCode.NOT_RUN if answer.failure else code
     about = case_record(subject.case, {}), subject.implementation, limits, subject.dtype
-    document = explanation_document(answer, code, commands_about(*about, ("repro", "reduce")))
+    document = explanation_document(answer, code, rerun_commands(*about, ("repro", "reduce")))
     show_outcome(document, explanation_lines(answer, subject.selection.tags), as_json=as_json)
     if opens_page:
         settings = {**vars(function), **vars(allowed), "expected_failure_lists": expected_failures}
-        open_page(_page_of((case,), (implementation,), dtypes=(subject.dtype,), **settings))
+        open_page(_write_case_page((case,), (implementation,), dtypes=(subject.dtype,), **settings))
     raise typer.Exit(code)
 
 
-def _page_of(cases: tuple[str, ...], implementations: tuple[str, ...], **options: Any) -> Path:
+def _write_case_page(cases: tuple[str, ...], implementations: tuple[str, ...], **options: Any) -> Path:
     """Check a case alone, and return the page of its report."""
     from attncheck.cli.running import run_request, write_page
     from attncheck.results.format import REPORT_FOLDER
 
-    asked = RunOptions(cases=cases, implementations=implementations, output=_EXPLAINED, quiet=True, **options)
+    asked = RunOptions(cases=cases, implementations=implementations, output=_EXPLAINED_FOLDER, quiet=True, **options)
     run_request(RunRequest(asked))
     write_page(asked)
-    return _EXPLAINED / REPORT_FOLDER / "report.html"
+    return _EXPLAINED_FOLDER / REPORT_FOLDER / "report.html"
 
 
 @app.command(
-    epilog=examples(
+    epilog=examples_epilog(
         "attncheck repro 'attention/a-causal-row-sees-*' my_kernel.py:attention",
         "attncheck repro 'attention/a-causal-row-sees-*' numpy --output repro.py",
     )
@@ -126,8 +126,8 @@ def repro(
     """
     from attncheck.settings.commands import shell_command
 
-    subject, limits = _subject_of(case, implementation, dtype, function, results), allowed.limits()
-    answer = _ask(subject, limits)
+    subject, limits = _select_subject(case, implementation, dtype, function, results), allowed.limits()
+    answer = _evaluate_subject(subject, limits)
     name = subject.implementation.name
     if answer.is_unsupported:
         evaluation = f"{name}, {subject.case.id} in {subject.dtype}"
@@ -151,17 +151,17 @@ def _script_document(
 ) -> ScriptDocument:
     from attncheck.reading.case import case_record
     from attncheck.reports.json_documents import opening
-    from attncheck.showing.explanation import answer_of, failure_of, of_case
+    from attncheck.showing.explanation import answer_failure, answer_line, to_case_record
     from attncheck.showing.json_schema import ScriptDocument
 
     about = case_record(subject.case, {}), subject.implementation, limits, subject.dtype
-    failure = failure_of(answer, [command, *commands_about(*about, ("explain",))])
+    failure = answer_failure(answer, [command, *rerun_commands(*about, ("explain",))])
     return ScriptDocument(
-        **opening("repro", ExitCode.AGREE, answer_of(answer)),
+        **opening("repro", ExitCode.AGREE, answer_line(answer)),
         failures=[] if failure is None else [failure],
         next=[command],
         implementation=subject.implementation.name,
-        case=of_case(answer.case),
+        case=to_case_record(answer.case),
         dtype=subject.dtype,
         script=str(path),
         command=command,
@@ -208,11 +208,16 @@ def _script_text(answer: Answer, subject: _CaseSubject, command: str) -> str:
 
 
 def script_name(identity: str, implementation: str, dtype: str) -> str:
-    """Return the name of a script; a long name of a case is truncated, with a checksum that makes it unique."""
+    """Return the name of a script; a long name of a case is truncated, with a checksum that makes it unique.
+
+    Example:
+        >>> script_name("attention/a-causal-row", "numpy.eager", "float32")
+        'repro_a_causal_row_numpy.eager_float32.py'
+    """
     name = identity.rpartition("/")[2]
-    if len(name) > _MAX_NAME:
+    if len(name) > _MAX_NAME_LETTERS:
         mark = f"{zlib.crc32(identity.encode()):08x}"
-        name = f"{name[: _MAX_NAME - len(mark) - 1]}-{mark}"
+        name = f"{name[: _MAX_NAME_LETTERS - len(mark) - 1]}-{mark}"
     return f"repro_{name}_{implementation}_{dtype}.py".replace("-", "_")
 
 
@@ -227,14 +232,14 @@ class _CaseSubject:
     checked: Checked | None
 
 
-def _subject_of(
+def _select_subject(
     case: str, implementation: str, dtype: str | None, function: FunctionOptions, results: Path | None
 ) -> _CaseSubject:
     from attncheck.execution.implementation_selection import find_implementation
     from attncheck.execution.implementations import with_dtypes
     from attncheck.reading.selection import dtype_of
 
-    checked = checked_in(results)
+    checked = read_earlier_check(results)
     try:
         chosen_case, selection = select_one(case, checked)
     except UsageError:
@@ -258,7 +263,7 @@ def _subject_of(
     return _CaseSubject(chosen_case, selection, chosen, chosen_dtype, checked)
 
 
-def _ask(subject: _CaseSubject, limits: Limits, lists: Sequence[Path] = ()) -> Answer:
+def _evaluate_subject(subject: _CaseSubject, limits: Limits, lists: Sequence[Path] = ()) -> Answer:
     from attncheck.asking.again import ask_again, failure_in
     from attncheck.asking.engine import Engine
     from attncheck.asking.question import Question

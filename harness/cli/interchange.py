@@ -9,8 +9,16 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from attncheck.cli.app import app, examples
-from attncheck.cli.output import ReportPlace, end, frames_of, outcome_of, show_answer, split, write_frames
+from attncheck.cli.app import app, examples_epilog
+from attncheck.cli.output import (
+    ReportLocation,
+    end,
+    make_document,
+    read_frames_of_runs,
+    show_answer,
+    split_names,
+    write_frames,
+)
 from attncheck.cli.parameters import AsJson
 from attncheck.common.errors import ExitCode, OnnxDataError, UsageError
 from attncheck.settings.options import DtypeNames, Quiet, RunOptions, TagNames, UseCache, store_of
@@ -28,7 +36,7 @@ CaseNames = Annotated[
 FormatName = Annotated[ExchangeFormat, typer.Argument(metavar="FORMAT", help="onnx: ONNX's backend test data.")]
 
 
-@app.command("export", epilog=examples("attncheck export onnx onnx_tests attention --dtype float32"))
+@app.command("export", epilog=examples_epilog("attncheck export onnx onnx_tests attention --dtype float32"))
 def export_data(
     form: FormatName,
     folder: Annotated[
@@ -55,16 +63,16 @@ def export_data(
     from attncheck.settings.config import selected
 
     require_onnx(f"export {form.value}")
-    from attncheck.onnx_data.exporting import export_tests, lines_of
+    from attncheck.onnx_data.exporting import export_lines, export_tests
 
     store = store_of(cache, 2.0)
     selection = selected(RunOptions(cases=tuple(cases or ()), dtypes=dtypes, tags=tags), store)
     exported = export_tests(selection.cases, dtypes, folder, store, exact=exact)
     written = {"folder": str(folder), "written": len(exported.tests), "left_out": exported.left_out}
-    _end("export", list(lines_of(exported)), written, as_json=as_json, quiet=quiet)
+    _print_and_exit("export", list(export_lines(exported)), written, as_json=as_json, quiet=quiet)
 
 
-@app.command("import", epilog=examples("attncheck import onnx onnx_tests --output onnx_cases"))
+@app.command("import", epilog=examples_epilog("attncheck import onnx onnx_tests --output onnx_cases"))
 def import_data(
     form: FormatName,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of tests, or one test.")],
@@ -83,34 +91,36 @@ def import_data(
     from attncheck.onnx_data import require_onnx
 
     require_onnx(f"import {form.value}")
-    from attncheck.onnx_data.importing import import_tests, lines_of
+    from attncheck.onnx_data.importing import import_lines, import_tests
     from attncheck.reports.terminal import print_lines
 
     imported = import_tests(folder, output)
-    lines = list(lines_of(imported))
+    lines = list(import_lines(imported))
     if not imported.files:
         print_lines([] if as_json or quiet else lines)
         raise OnnxDataError(f"{folder}: none of its tests is a case")
     written = {"folder": str(output), "written": sum(imported.files.values()), "left_out": imported.left_out}
-    _end("import", lines, written, as_json=as_json, quiet=quiet)
+    _print_and_exit("import", lines, written, as_json=as_json, quiet=quiet)
 
 
-def _end(command: str, lines: Sequence[str], written: Mapping[str, Any], *, as_json: bool, quiet: bool) -> NoReturn:
+def _print_and_exit(
+    command: str, lines: Sequence[str], written: Mapping[str, Any], *, as_json: bool, quiet: bool
+) -> NoReturn:
     """Show what a command wrote: the first line is its answer, the others are notes."""
-    document = outcome_of(command, ExitCode.AGREE, lines[0], notes=lines[1:], **written)
+    document = make_document(command, ExitCode.AGREE, lines[0], notes=lines[1:], **written)
     end(document, lines, as_json=as_json, quiet=quiet)
 
 
-class Action(StrEnum):
+class VectorsAction(StrEnum):
     """Actions on vectors."""
 
     EXPORT = "export"
     VERIFY = "verify"
 
 
-@app.command(epilog=examples("attncheck vectors export my_vectors attention --dtype float32"))
+@app.command(epilog=examples_epilog("attncheck vectors export my_vectors attention --dtype float32"))
 def vectors(
-    action: Annotated[Action, typer.Argument(help="export or verify.")],
+    action: Annotated[VectorsAction, typer.Argument(help="export or verify.")],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the vectors.")],
     cases: CaseNames = None,
     dtypes: DtypeNames = (),
@@ -138,29 +148,29 @@ def vectors(
     Vectors are inputs, exact answers and error bounds in files that any language can read. Compute outputs from them
     anywhere, in any language; `verify` judges these outputs like those of any implementation.
     """
-    from attncheck.interchange.vectors import RecordedOutputs, run_recorded
+    from attncheck.interchange.vectors import RecordedOutputs, judge_recorded
     from attncheck.reports.summary import exit_code_of
     from attncheck.results.format import REPORT_FOLDER
     from attncheck.settings.config import selected
 
     store = store_of(cache, 2.0)
     selection = selected(RunOptions(cases=tuple(cases or ()), dtypes=dtypes, tags=tags), store)
-    if action is Action.VERIFY:
+    if action is VectorsAction.VERIFY:
         if outputs is None:
             raise UsageError("vectors verify: name the file of outputs with --outputs")
-        recorded = RecordedOutputs(folder, outputs, _models_by_dtype(split(rounding_model)))
-        run_recorded(recorded, selection, dtypes, output)
-        frames = frames_of([output])
-        code, place = exit_code_of(frames), ReportPlace(output, write_frames(frames, output / REPORT_FOLDER))
+        recorded = RecordedOutputs(folder, outputs, _models_by_dtype(split_names(rounding_model)))
+        judge_recorded(recorded, selection, dtypes, output)
+        frames = read_frames_of_runs([output])
+        code, place = exit_code_of(frames), ReportLocation(output, write_frames(frames, output / REPORT_FOLDER))
         show_answer(frames, place, code, as_json="vectors verify" if as_json else "", quiet=quiet)
         raise typer.Exit(code)
-    from attncheck.interchange.vectors import DEFAULT_MODELS, export_vectors, lines_of
+    from attncheck.interchange.vectors import DEFAULT_MODELS, export_lines, export_vectors
 
-    models = split(rounding_model) or list(DEFAULT_MODELS)
+    models = split_names(rounding_model) or list(DEFAULT_MODELS)
     exported = export_vectors(selection.cases, dtypes, models, folder, store)
     fields = {"folder": str(folder), "written": exported.written, "left_out": dict(exported.left_out)}
-    lines = list(lines_of(exported))
-    document = outcome_of("vectors export", ExitCode.AGREE, "; ".join(lines), **fields)
+    lines = list(export_lines(exported))
+    document = make_document("vectors export", ExitCode.AGREE, "; ".join(lines), **fields)
     end(document, [*lines, f"Vectors: {folder}"], as_json=as_json, quiet=quiet)
 
 

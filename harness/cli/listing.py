@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attncheck.cli.app import app, examples
-from attncheck.cli.output import checked_in, outcome_of, print_document, print_faults, select_one, split
-from attncheck.cli.parameters import AsJson, CaseName, Listed, Verbose, dtype_option
+from attncheck.cli.app import app, examples_epilog
+from attncheck.cli.output import (
+    make_document,
+    print_document,
+    print_faults,
+    read_earlier_check,
+    select_one,
+    split_names,
+)
+from attncheck.cli.parameters import AsJson, CaseName, ListKind, Verbose, dtype_option
 from attncheck.common.errors import ExitCode, UsageError
 from attncheck.settings.options import (
     DEFAULT_CACHE_SIZE,
@@ -29,18 +36,18 @@ from attncheck.settings.options import (
 
 if TYPE_CHECKING:
     from attncheck.reading.selection import Selection
-Record = dict[str, str | list[str]]
+ListRecord = dict[str, str | list[str]]
 
-_MUTATION = "attncheck.mutation.score"
-_WIDTH = 100
+_MUTATION_MODULE = "attncheck.mutation.score"
+_MAX_LINE_WIDTH = 100
 _INDENT = "  "
-_MAX_SHAPE = 30
+_MAX_SHAPE_WIDTH = 30
 """Columns of most shapes; a longer one moves what follows it."""
-_MIN_TAGS = 18
+_MIN_TAGS_WIDTH = 18
 """Columns for tags, whatever stands before them."""
 
 
-@app.command(epilog=examples("attncheck mutants my_cases/ --topic softmax"))
+@app.command(epilog=examples_epilog("attncheck mutants my_cases/ --topic softmax"))
 def mutants(
     cases: Patterns = (),
     seeds: Annotated[
@@ -73,12 +80,12 @@ def mutants(
     """
     from attncheck.settings.config import selected
 
-    command = _command_of_mutation()
+    command = _import_mutants_command()
     store = store_of(cache, cache_size)
     selection = selected(RunOptions(cases=cases), store)
     print_faults(selection)
     code, document = command.run(
-        selection, split(topic), range(seeds), processes, exhaustive=all_cases, as_json=as_json
+        selection, split_names(topic), range(seeds), processes, exhaustive=all_cases, as_json=as_json
     )
     if verbose:
         typer.echo(f"attncheck: cache: {store.summary}", err=True)
@@ -87,12 +94,12 @@ def mutants(
     raise typer.Exit(code)
 
 
-def _command_of_mutation() -> ModuleType:
+def _import_mutants_command() -> ModuleType:
     """Import the command ``mutants``, which only a checkout has. Raises ``UsageError``."""
     try:
-        return import_module(_MUTATION)
+        return import_module(_MUTATION_MODULE)
     except ModuleNotFoundError as error:
-        if not _MUTATION.startswith(error.name or " "):
+        if not _MUTATION_MODULE.startswith(error.name or " "):
             raise
         raise UsageError(
             "the faults are no part of the installed package: attncheck mutants needs a checkout of the repository, "
@@ -102,7 +109,7 @@ def _command_of_mutation() -> ModuleType:
 
 @app.command(
     "list",
-    epilog=examples(
+    epilog=examples_epilog(
         "attncheck list cases",
         "attncheck list cases 'documents/*'",
         "attncheck list cases -k 'Lq!=Lk and causal'",
@@ -110,7 +117,7 @@ def _command_of_mutation() -> ModuleType:
     ),
 )
 def list_(
-    what: Annotated[Listed, typer.Argument(metavar="WHAT", help="cases, backends, implementations or tags.")],
+    what: Annotated[ListKind, typer.Argument(metavar="WHAT", help="cases, backends, implementations or tags.")],
     cases: Patterns = (),
     tags: TagNames = (),
     match: Match = None,
@@ -121,19 +128,19 @@ def list_(
     from attncheck.settings.config import selected
 
     faults: list[str] = []
-    of_code = {Listed.BACKENDS: list_backends, Listed.IMPLEMENTATIONS: list_implementations}
+    of_code = {ListKind.BACKENDS: list_backends, ListKind.IMPLEMENTATIONS: list_implementations}
     if what in of_code:
         records = of_code[what]()
     else:
         selection = selected(RunOptions(cases=cases, tags=tags, match=match, tiles=tiles))
-        records = list_cases(selection) if what is Listed.CASES else list_tags(selection)
+        records = list_cases(selection) if what is ListKind.CASES else list_tags(selection)
         print_faults(selection)
         faults = list(map(str, selection.faults))
     code = ExitCode.BAD_INPUT if faults else ExitCode.AGREE
     if as_json:
         answer = f"{len(records):,} {what.value}"
-        print_document(outcome_of("list", code, answer, notes=faults, listed=what.value, items=records))
-    elif what is Listed.CASES:
+        print_document(make_document("list", code, answer, notes=faults, listed=what.value, items=records))
+    elif what is ListKind.CASES:
         for line in case_lines(records):
             typer.echo(line)
     else:
@@ -142,7 +149,7 @@ def list_(
     raise typer.Exit(code)
 
 
-def list_cases(selection: Selection) -> list[Record]:
+def list_cases(selection: Selection) -> list[ListRecord]:
     """Return every selected case: its id, name, operation, the lengths of its axes, its dtypes and its tags."""
     from attncheck.reading.shapes import axis_lengths, lengths_text
 
@@ -159,30 +166,35 @@ def list_cases(selection: Selection) -> list[Record]:
     ]
 
 
-def case_lines(records: Sequence[Record]) -> Iterator[str]:
+def case_lines(records: Sequence[ListRecord]) -> Iterator[str]:
     """Yield the lines of cases: the id, and below it what is computed, in columns.
 
     An id is never truncated, so that it can be copied. The lines below it fit into 100 columns; tags may take several.
     """
-    cells = [(str(case["operation"]), str(case["shape"]), _short(" ".join(case["dtypes"]))) for case in records]
+    cells = [
+        (str(case["operation"]), str(case["shape"]), _join_short_dtypes(" ".join(case["dtypes"]))) for case in records
+    ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    widths[1:2] = [min(width, _MAX_SHAPE) for width in widths[1:2]]  # of no case there is none
+    widths[1:2] = [min(width, _MAX_SHAPE_WIDTH) for width in widths[1:2]]  # of no case there is none
     for record, row in zip(records, cells, strict=True):
         yield str(record["id"])
         columns = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         start = len(columns) + len(_INDENT) + 2
         tags = textwrap.wrap(
-            ", ".join(record["tags"]), max(_WIDTH - start, _MIN_TAGS), break_on_hyphens=False, break_long_words=False
+            ", ".join(record["tags"]),
+            max(_MAX_LINE_WIDTH - start, _MIN_TAGS_WIDTH),
+            break_on_hyphens=False,
+            break_long_words=False,
         ) or [""]
         yield f"{_INDENT}{columns}  {tags[0]}".rstrip()
         yield from (" " * start + more for more in tags[1:])
 
 
-def _short(dtypes: str) -> str:
+def _join_short_dtypes(dtypes: str) -> str:
     return dtypes.replace("bfloat", "bf").replace("float", "f")
 
 
-def list_backends() -> list[Record]:
+def list_backends() -> list[ListRecord]:
     """Return every backend, with its version or that it is not installed."""
     from attncheck.backends import BACKENDS
     from attncheck.execution.environment import package_version
@@ -193,13 +205,13 @@ def list_backends() -> list[Record]:
     return [{"name": name, "version": versions.get(name, "not installed")} for name in BACKENDS]
 
 
-def list_implementations() -> list[Record]:
+def list_implementations() -> list[ListRecord]:
     """Return every implementation with dtypes, rounding models and what it is; on devices, and published ones, too."""
     from attncheck.backends import published
     from attncheck.execution.environment import package_version
     from attncheck.execution.implementations import device_implementations, every_implementation
 
-    records: list[Record] = [
+    records: list[ListRecord] = [
         {
             "name": item.name,
             "version": (package_version(item.package) or "") if item.entry.is_installed else "not installed",
@@ -214,13 +226,15 @@ def list_implementations() -> list[Record]:
     return records
 
 
-def list_tags(selection: Selection) -> list[Record]:
+def list_tags(selection: Selection) -> list[ListRecord]:
     """Return every tag with what it probes and the bug that it is meant to catch."""
     return [{"tag": name, "probes": tag.probes, "defect": tag.defect} for name, tag in sorted(selection.tags.items())]
 
 
 @app.command(
-    epilog=examples("attncheck schema > my_cases/schema.json", "attncheck schema --tags", "attncheck schema --results")
+    epilog=examples_epilog(
+        "attncheck schema > my_cases/schema.json", "attncheck schema --tags", "attncheck schema --results"
+    )
 )
 def schema(
     tags: Annotated[bool, typer.Option("--tags", help="Print the schema of tags.yaml instead.")] = False,
@@ -243,7 +257,7 @@ def schema(
 
 
 @app.command(
-    epilog=examples(
+    epilog=examples_epilog(
         "attncheck show 'documents/base_r_vignette/four-words-*'",
         "attncheck show 'attention/a-causal-row-sees-*' -s weights --save case.png",
     )
@@ -269,14 +283,14 @@ def show(
 
     If a document prints numbers of the case, they are shown next to the exact numbers.
     """
-    from attncheck.showing.show import image_format, print_case, save_case, work_out
+    from attncheck.showing.show import evaluate_case, parse_image_format, print_case, save_case
 
     if save is not None:
-        image_format(save)  # before anything takes time
+        parse_image_format(save)  # before anything takes time
     from attncheck.reading.selection import dtype_of
 
-    chosen_case, selection = select_one(case, checked_in(None))
-    shown = work_out(chosen_case, dtype_of(chosen_case, dtype or chosen_case.dtypes[0]), split(stage))
+    chosen_case, selection = select_one(case, read_earlier_check(None))
+    shown = evaluate_case(chosen_case, dtype_of(chosen_case, dtype or chosen_case.dtypes[0]), split_names(stage))
     written = [] if save is None else save_case(shown, save)
     if as_json:
         from attncheck.showing.show import case_document

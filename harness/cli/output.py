@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from attncheck.results.last_failed import Checked
 
 
-OPTION = "--json"
+JSON_OPTION = "--json"
 
 
 def print_document(document: Document) -> None:
@@ -38,7 +38,7 @@ def print_document(document: Document) -> None:
     typer.echo(document_text(document), nl=False)
 
 
-def outcome_of(command: str, code: int, answer: str, **fields: Any) -> Document:
+def make_document(command: str, code: int, answer: str, **fields: Any) -> Document:
     """Return the document of a command, with the fields that every one begins with and its own."""
     from attncheck.reports.json_documents import opening
     from attncheck.showing.json_schema import DOCUMENTS
@@ -63,34 +63,44 @@ def end(document: Document, lines: Iterable[Line], *, as_json: bool, quiet: bool
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
-    """Return whether a command line has ``--json``, even if it is invalid."""
+    """Return whether a command line has ``--json``, even if it is invalid.
+
+    Example:
+        >>> wants_json(["check", "--json"]), wants_json(["protocol", "--", "program", "--json"])
+        (True, False)
+    """
     words = list(arguments)
-    return OPTION in (words[: words.index("--")] if "--" in words else words)
+    return JSON_OPTION in (words[: words.index("--")] if "--" in words else words)
 
 
 def print_error(error: AttncheckError) -> None:
     """Print why there is no outcome: as text on standard error, and with ``--json`` as a document."""
     typer.echo("\n".join(map(one_line, f"attncheck: {error}".split("\n"))), err=True)
     if wants_json(sys.argv[1:]):
-        from attncheck.reports.json_documents import error_document
+        from attncheck.reports.json_documents import document_of_error
 
-        print_document(error_document(command_of(sys.argv[1:]), error))
+        print_document(document_of_error(command_name(sys.argv[1:]), error))
 
 
-def print_no_outcome(message: str, kind: str = "UsageError", code: int = ExitCode.BAD_INPUT) -> None:
+def print_error_document(message: str, kind: str = "UsageError", code: int = ExitCode.BAD_INPUT) -> None:
     """Print a document with the reason why there is no outcome, such as an invalid command line."""
-    from attncheck.reports.json_documents import error_of
+    from attncheck.reports.json_documents import make_error_document
 
-    print_document(error_of(command_of(sys.argv[1:]), kind, message, code))
+    print_document(make_error_document(command_name(sys.argv[1:]), kind, message, code))
 
 
-def command_of(arguments: Sequence[str]) -> str:
-    """Return the command of a command line, as documents name it; empty if there is none."""
+def command_name(arguments: Sequence[str]) -> str:
+    """Return the command of a command line, as documents name it; empty if there is none.
+
+    Example:
+        >>> command_name(["vectors", "--json", "verify", "folder"])
+        'vectors verify'
+    """
     words = [word for word in arguments if not word.startswith("-")]
     return " ".join(words[: 2 if words[:1] == ["vectors"] else 1])
 
 
-def commands_about(
+def rerun_commands(
     case: Mapping[str, Any],
     implementation: Implementation,
     limits: Limits,
@@ -122,11 +132,11 @@ def select_one(case: str, checked: Checked | None = None) -> tuple[Case, Selecti
     return selection.select_one(address)
 
 
-def checked_in(results: Path | None) -> Checked | None:
+def read_earlier_check(results: Path | None) -> Checked | None:
     """Return the results of the check to which commands about one case may refer; None if there are none."""
-    from attncheck.results.last_failed import read_checked
+    from attncheck.results.last_failed import read_check_record
 
-    return read_checked(results or DEFAULT_RESULTS, needed=results is not None)
+    return read_check_record(results or DEFAULT_RESULTS, needed=results is not None)
 
 
 def print_faults(selection: Selection) -> None:
@@ -135,12 +145,12 @@ def print_faults(selection: Selection) -> None:
         typer.echo(f"attncheck: {fault}", err=True)
 
 
-def split(names: list[str] | None) -> list[str]:
+def split_names(names: list[str] | None) -> list[str]:
     """Split a,b and repeated options alike."""
     return [part for name in names or () for part in name.split(",") if part]
 
 
-def frames_of(runs: list[Path], minimum: Minimum | None = None) -> Frames:
+def read_frames_of_runs(runs: list[Path], minimum: Minimum | None = None) -> Frames:
     """Read results directories back as the frames of one report; ``minimum`` replaces what the runs were asked."""
     from attncheck.reports.frames import make_frames
     from attncheck.reports.merge import merge_runs
@@ -160,7 +170,7 @@ def write_frames(frames: Frames, directory: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class ReportPlace:
+class ReportLocation:
     """The folder of results, and the report's file to open first; None where no report is written."""
 
     results: Path
@@ -174,7 +184,7 @@ class ReportPlace:
 
 def show_answer(
     frames: Frames,
-    place: ReportPlace,
+    place: ReportLocation,
     code: ExitCode,
     *,
     as_json: str = "",
@@ -212,7 +222,7 @@ def open_page(page: Path) -> None:
         typer.echo(f"attncheck: no browser could be started; the page is {page}", err=True)
 
 
-def write_ci_outputs(frames: Frames, place: ReportPlace, outlets: OutputFormats, *, as_json: bool) -> None:
+def write_ci_outputs(frames: Frames, place: ReportLocation, outlets: OutputFormats, *, as_json: bool) -> None:
     """Write what the options, or the CI system by its environment, ask for, and open the report where that is asked."""
     if outlets.open and place.report is not None:
         open_page(place.report.with_suffix(".html"))

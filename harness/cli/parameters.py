@@ -27,7 +27,9 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     Each is read according to its ``Flag``. Other parameters are unchanged.
     """
     taken = inspect.signature(command, eval_str=True).parameters
-    groups = {name: list(_fields(item.annotation)) for name, item in taken.items() if is_dataclass(item.annotation)}
+    groups = {
+        name: list(_option_parameters(item.annotation)) for name, item in taken.items() if is_dataclass(item.annotation)
+    }
     flat = [item for name, parameter in taken.items() for item in groups.get(name, [parameter])]
     options = options_of(command)
     for name in groups:
@@ -41,7 +43,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def call(**arguments: Any) -> None:
         values = {names[name]: value for name, value in arguments.items()}
-        values |= {name: _read(option, values[name]) for name, option in options.items()}
+        values |= {name: _convert_value(option, values[name]) for name, option in options.items()}
         made = {
             name: taken[name].annotation(**{item.name: values.pop(item.name) for item in fields})
             for name, fields in groups.items()
@@ -53,7 +55,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _fields(group: Any) -> Iterator[inspect.Parameter]:
+def _option_parameters(group: Any) -> Iterator[inspect.Parameter]:
     yield from inspect.signature(group, eval_str=True).parameters.values()
 
 
@@ -85,7 +87,7 @@ def _command_line_type(option: Option) -> Any:
     return str | None if isinstance(option.type, ForwardRef) else option.type
 
 
-def _read(option: Option, value: Any) -> Any:
+def _convert_value(option: Option, value: Any) -> Any:
     """Convert a value of the command line, where commas separate several names. Raises ``UsageError``."""
     if value is None or value == option.flag.shown:
         return option.default
@@ -105,7 +107,7 @@ def dtype_option(text: str) -> Any:
     return typer.Option("--dtype", "-d", metavar="DTYPE", help=text, show_default=False, autocompletion=complete)
 
 
-class Listed(StrEnum):
+class ListKind(StrEnum):
     """Kinds of things that ``attncheck list`` lists."""
 
     CASES = "cases"
@@ -220,8 +222,8 @@ Badges = Annotated[
     ),
 ]
 
-OpensPage = Annotated[bool, typer.Option("--open", help="Open the report in a browser.")]
-_BADGES = (".svg", ".json")
+OpenPage = Annotated[bool, typer.Option("--open", help="Open the report in a browser.")]
+_BADGE_SUFFIXES = (".svg", ".json")
 
 
 @dataclass(frozen=True)
@@ -233,12 +235,12 @@ class OutputFormats:
     annotations: Annotations = False
     sarif: Sarif = None
     badge: Badges = None
-    open: OpensPage = False
+    open: OpenPage = False
 
     def __post_init__(self) -> None:
         for path in self.badge or ():  # before anything takes time
-            if path.suffix not in _BADGES:
-                raise UsageError(f"--badge {path}: expected a file that ends with {' or '.join(_BADGES)}")
+            if path.suffix not in _BADGE_SUFFIXES:
+                raise UsageError(f"--badge {path}: expected a file that ends with {' or '.join(_BADGE_SUFFIXES)}")
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from attncheck.cli.app import app, examples
+from attncheck.cli.app import app, examples_epilog
 from attncheck.cli.completion import complete_properties
-from attncheck.cli.output import commands_about, end, outcome_of, print_faults, select_one, split
+from attncheck.cli.output import end, make_document, print_faults, rerun_commands, select_one, split_names
 from attncheck.cli.parameters import (
     AsJson,
     CaseName,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 @app.command(
-    epilog=examples(
+    epilog=examples_epilog(
         "attncheck search my_kernel.py:attention --problems 20",
         "attncheck search numpy --problems 10 --operation softmax --dtype float32",
     )
@@ -103,7 +103,7 @@ def search(
     folder = SearchFolder.of(output or Path("results/search") / chosen.name, chosen.name, implementation_path(chosen))
     seconds = 60 * minutes if problems is None else math.inf
     title = f"attncheck search {implementation} --seed {seed}"
-    chosen_dtypes = _dtypes(tuple(chosen.declared.classes), dtypes, chosen.name)
+    chosen_dtypes = _choose_dtypes(tuple(chosen.declared.classes), dtypes, chosen.name)
     request = SearchRequest(seed, operation, chosen_dtypes, problems, seconds, title)
     results = SearchResults.begin(folder, chosen, chosen_dtypes, limits)
     subject = ProblemSubject(chosen, Engine(limits))
@@ -121,13 +121,13 @@ def search(
     code = ExitCode.NOT_RUN if drawn.refused == drawn.asked else ExitCode.AGREE
     code = ExitCode.DISAGREE if folder.findings else code
     commands = {
-        finding.file: commands_about({"id": str(folder.path / finding.file)}, chosen, limits, finding.dtype)
+        finding.file: rerun_commands({"id": str(folder.path / finding.file)}, chosen, limits, finding.dtype)
         for finding in folder.findings
     }
     end(search_document(drawn, commands, code), search_lines(drawn, commands), as_json=as_json)
 
 
-def _dtypes(declared: tuple[str, ...], wanted: tuple[str, ...], name: str) -> tuple[str, ...]:
+def _choose_dtypes(declared: tuple[str, ...], wanted: tuple[str, ...], name: str) -> tuple[str, ...]:
     from attncheck.spec import DTYPES
 
     if lacking := [dtype for dtype in wanted if dtype not in declared]:
@@ -167,7 +167,7 @@ def _write_scripts(drawn: Search, implementation: Implementation, limits: Limits
 
 
 @app.command(
-    epilog=examples(
+    epilog=examples_epilog(
         "attncheck design my_kernel.py:attention",
         "attncheck design my_kernel.py:attention --widths 64,96 --tile 48",
     )
@@ -203,12 +203,12 @@ def design(
     from attncheck.settings.commands import shell_command
 
     chosen = find_implementation(implementation, **function.called)
-    request = DesignRequest(chosen, strength, _parse_widths(split(widths)), tile)
+    request = DesignRequest(chosen, strength, _parse_widths(split_names(widths)), tile)
     path, cases, factors = write_design(request, output)
     answer = f"{path}: {cases} cases, in which every {strength} of {factors} factors meet"
     check = shell_command(["attncheck", "check", str(path), "-i", *request.entry.given])
     fields = {"next": [check], "file": str(path), "cases": cases, "factors": factors, "strength": strength}
-    document = outcome_of("design", ExitCode.AGREE, answer, **fields)
+    document = make_document("design", ExitCode.AGREE, answer, **fields)
     end(document, [answer, f"Check them: {check}"], as_json=as_json)
 
 
@@ -220,7 +220,7 @@ def _parse_widths(words: Sequence[str]) -> tuple[int, ...]:
 
 
 @app.command(
-    epilog=examples(
+    epilog=examples_epilog(
         "attncheck reduce 'attention/a-causal-row-sees-*' numpy",
         "attncheck reduce my_cases/first.yaml::share my_kernel.py:attention",
     )
@@ -263,7 +263,7 @@ def reduce(
     write_case(
         reduced.problem, path, f"{chosen_case.name[:180]} (reduced)", f"attncheck reduce {chosen_case.id}"[:4000]
     )
-    commands = commands_about({"id": str(path)}, chosen, limits, chosen_dtype)
+    commands = rerun_commands({"id": str(path)}, chosen, limits, chosen_dtype)
     document = reduction_document(chosen_case, reduced, path, commands)
     end(document, reduction_lines(reduced, path, commands), as_json=as_json)
 
@@ -279,7 +279,7 @@ class PropertyFiles:
 
 
 @app.command(
-    epilog=examples(
+    epilog=examples_epilog(
         "attncheck properties my_kernel.py:attention",
         "attncheck properties my_kernel.py:attention --property batch_invariant",
         "attncheck properties numpy --property repeated,decoding --explain",
@@ -329,7 +329,7 @@ def properties(
         select_property_cases,
     )
     from attncheck.reports.outcome import properties_document
-    from attncheck.reports.properties import exit_code_of
+    from attncheck.reports.properties import properties_exit_code
     from attncheck.reports.short_form import property_lines
     from attncheck.settings.commands import command_words_by_name
     from attncheck.settings.config import check_own_cases
@@ -356,7 +356,7 @@ def properties(
         from attncheck.reports.write import write_property_junit
 
         write_property_junit(rows, again, files.junit_xml)
-    code = exit_code_of(rows)
+    code = properties_exit_code(rows)
     code = ExitCode.NOT_RUN if chosen.missing and code is ExitCode.AGREE else code
     code = ExitCode.BAD_INPUT if selection.faults else code
     notes = [*map(str, selection.faults), *(f"{missing} is not installed" for missing in chosen.missing)]
@@ -380,7 +380,7 @@ def _select_implementations(names: list[str], function: FunctionOptions, limits:
 def _property_names(texts: list[str] | None) -> list[str]:
     from attncheck.spec import PROPERTIES
 
-    names = split(texts)
+    names = split_names(texts)
     for name in names:
         if name not in PROPERTIES:
             raise UsageError(f"unknown property {name!r}; {suggest_names(name, PROPERTIES, one_of=False)}")
@@ -388,7 +388,7 @@ def _property_names(texts: list[str] | None) -> list[str]:
 
 
 @app.command(
-    epilog=examples(
+    epilog=examples_epilog(
         "attncheck conventions my_kernel.py:attention", "attncheck conventions numpy torch.sdpa --dtype float32"
     )
 )
@@ -431,7 +431,9 @@ def conventions(
     end(conventions_document(measured, code, chosen.missing), convention_lines(measured), as_json=as_json)
 
 
-@app.command(epilog=examples("attncheck accuracy my_kernel.py:attention", "attncheck accuracy numpy --dtype float32"))
+@app.command(
+    epilog=examples_epilog("attncheck accuracy my_kernel.py:attention", "attncheck accuracy numpy --dtype float32")
+)
 def accuracy(
     implementation: ImplementationName,
     cases: Annotated[
@@ -463,7 +465,7 @@ def accuracy(
     chosen = with_dtypes(find_implementation(implementation, **function.called), dtypes)
     measurements = [
         measure_accuracy(chosen, selection.cases if cases else small_cases(selection.cases), dtype, limits, store)
-        for dtype in _dtypes(tuple(chosen.declared.classes), dtypes, chosen.name)
+        for dtype in _choose_dtypes(tuple(chosen.declared.classes), dtypes, chosen.name)
     ]
     code = ExitCode.DISAGREE if not all(measurement.holds_declared for measurement in measurements) else ExitCode.AGREE
     code = code if any(measurement.is_measured for measurement in measurements) else ExitCode.NOT_RUN
@@ -483,7 +485,7 @@ def _accuracy_document(name: str, measurements: Sequence[MeasuredAccuracy], code
     )
 
 
-@app.command(epilog=examples("attncheck protocol ./my_program"))
+@app.command(epilog=examples_epilog("attncheck protocol ./my_program"))
 def protocol(
     program: Annotated[str, typer.Argument(metavar="COMMAND", help="The program, with its arguments.")],
     seconds: Annotated[
@@ -515,7 +517,7 @@ def protocol(
     end(_protocol_document(program, rules, code), speaks, as_json=as_json)
 
 
-def _outcome(rule: Rule) -> Literal["broken", "not tried", "ok"]:
+def _rule_outcome(rule: Rule) -> Literal["broken", "not tried", "ok"]:
     return "broken" if rule.wrong else "not tried" if rule.reason else "ok"
 
 
@@ -526,5 +528,7 @@ def _protocol_document(program: str, rules: Sequence[Rule], code: ExitCode) -> D
     broken = sum(bool(rule.wrong) for rule in rules)
     answer = f"{broken:,} of {len(rules):,} rules are broken" if broken else "it speaks the protocol"
     again = [] if broken else [shell_command(["attncheck", "check", "-i", program])]
-    records = [RuleRecord(rule=rule.says, outcome=_outcome(rule), message=rule.wrong or rule.reason) for rule in rules]
-    return outcome_of("protocol", code, answer, next=again, program=program, rules=records)
+    records = [
+        RuleRecord(rule=rule.says, outcome=_rule_outcome(rule), message=rule.wrong or rule.reason) for rule in rules
+    ]
+    return make_document("protocol", code, answer, next=again, program=program, rules=records)

@@ -35,7 +35,7 @@ class OutOfMemory(AttncheckError):
     exit_code = ExitCode.NOT_RUN
 
 
-class _Stream(io.FileIO):
+class _LossyStream(io.FileIO):
     """A standard stream that loses what nobody reads, and what it cannot take after its first error."""
 
     def __init__(self, descriptor: int, *, must_succeed: bool) -> None:
@@ -73,7 +73,7 @@ def guarded_streams() -> Iterator[None]:
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     for name, stream in before.items():
         try:
-            raw = _Stream(stream.fileno(), must_succeed=name == "stdout")
+            raw = _LossyStream(stream.fileno(), must_succeed=name == "stdout")
         except (AttributeError, OSError, ValueError):  # no file, such as a text of whoever embeds the command line
             continue
         buffer = io.BufferedWriter(raw)
@@ -92,20 +92,20 @@ def guarded_streams() -> Iterator[None]:
 def has_reader() -> bool:
     """Return whether somebody may still read the standard output."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-    return not (isinstance(raw, _Stream) and raw.is_lost)
+    return not (isinstance(raw, _LossyStream) and raw.is_lost)
 
 
-_LEAST_MIB = 768
+_MIN_MIB = 768
 """MiB of addresses that NumPy, pandas, pyarrow and their threads need. Measured with two processors, ``check`` and
 ``report`` end well from 684 MiB on. With less, libraries end the process themselves, wait for threads that did not
 start, or raise errors that do not name memory."""
-_LEAST_TO_LIST_MIB = 384
+_MIN_MIB_TO_LIST = 384
 """The same for commands that load neither pandas nor pyarrow."""
 
 
 def require_memory(*, only_lists: bool) -> None:
     """Raise ``OutOfMemory`` if a command may have fewer addresses than the libraries that it loads need."""
-    limit, least = _address_limit(), _LEAST_TO_LIST_MIB if only_lists else _LEAST_MIB
+    limit, least = _address_space_limit(), _MIN_MIB_TO_LIST if only_lists else _MIN_MIB
     if limit and limit < least << 20:
         raise OutOfMemory(
             f"not enough memory: this process may have {limit >> 20:,} MiB of addresses (ulimit -v); expected at least "
@@ -113,30 +113,30 @@ def require_memory(*, only_lists: bool) -> None:
         )
 
 
-_NO_MEMORY = re.compile(
+_OUT_OF_MEMORY_PATTERN = re.compile(
     r"failed to map segment|cannot allocate memory|can't start new thread|failed to (?:launch|start) \w* ?thread"
     r"|resource temporarily unavailable|cannot create thread|out of memory|std::bad_alloc",
     re.IGNORECASE,
 )
 """Messages of the loader, of Python and of libraries about missing memory or address space for a thread."""
-_MOST_SAID = 200
+_MAX_MESSAGE_LETTERS = 200
 
 
-def memory_error(error: BaseException) -> OutOfMemory | None:
+def as_memory_error(error: BaseException) -> OutOfMemory | None:
     """Return the error of a command that ended for lack of memory; None if it ended for another reason.
 
     A partially imported library raises unrelated errors later, so earlier errors count, too.
     """
-    lacks = [item for item in _chain(error) if _is_lack_of_memory(item)]
+    lacks = [item for item in _error_chain(error) if _is_out_of_memory(item)]
     if not lacks:
         return None
-    limit = _address_limit()
+    limit = _address_space_limit()
     allowed = f"; this process may have {limit >> 20:,} MiB of addresses (ulimit -v)" if limit else ""
-    message = one_line(" ".join(str(lacks[-1]).split()), _MOST_SAID) or type(lacks[-1]).__name__
+    message = one_line(" ".join(str(lacks[-1]).split()), _MAX_MESSAGE_LETTERS) or type(lacks[-1]).__name__
     return OutOfMemory(f"not enough memory ({message}){allowed}; raise the limit, or free some memory")
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def _error_chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and all errors before it, the latest first."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
@@ -148,13 +148,13 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             waiting += [current.__context__, current.__cause__]
 
 
-def _is_lack_of_memory(error: BaseException) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
-    return not isinstance(error, AttncheckError) and bool(_NO_MEMORY.search(str(error)))
+    return not isinstance(error, AttncheckError) and bool(_OUT_OF_MEMORY_PATTERN.search(str(error)))
 
 
-def _address_limit() -> int:
+def _address_space_limit() -> int:
     """Return the address space limit of this process in bytes; 0 if there is none, or it is unknown."""
     try:
         import resource

@@ -20,10 +20,10 @@ from pathlib import Path
 from attncheck.common.errors import AttncheckError, ExitCode
 from attncheck.common.store import cache_folder, digest_of
 
-_FOLDER = "releases"
-_READY = "attncheck-ready"
+_RELEASES_FOLDER = "releases"
+_READY_FILE = "attncheck-ready"
 """A file that an environment has once it is complete."""
-_LONGEST_REASON = 400
+_MAX_REASON_LETTERS = 400
 
 
 class ReleaseError(AttncheckError):
@@ -47,7 +47,7 @@ class Release:
     def folder(self) -> Path:
         """The folder of its environment, by the Python, the packages of this environment and the requirements."""
         made_of = digest_of(sys.version, _site_folders(), self.requirements)[:12]
-        return cache_folder() / _FOLDER / f"{self.distribution}-{self.version}-{made_of}"
+        return cache_folder() / _RELEASES_FOLDER / f"{self.distribution}-{self.version}-{made_of}"
 
     @property
     def python(self) -> Path:
@@ -55,12 +55,12 @@ class Release:
         return self.folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
-def install(release: Release) -> bool:
+def install_release(release: Release) -> bool:
     """Make the environment of a release, unless there is one; return whether it was made now. Raises ``ReleaseError``.
 
     pip's variables and configuration files apply: another index, a folder of wheels.
     """
-    if (release.folder / _READY).exists():
+    if (release.folder / _READY_FILE).exists():
         return False
     shutil.rmtree(release.folder, ignore_errors=True)
     try:
@@ -72,34 +72,38 @@ def install(release: Release) -> bool:
             "".join(f"import site; site.addsitedir({folder!r})\n" for folder in _site_folders()), encoding="utf-8"
         )
         command = [sys.executable, "-m", "pip", "--python", str(release.python), "install", "--quiet"]
-        done = _run([*command, "--disable-pip-version-check", *release.requirements])
+        done = _run_subprocess([*command, "--disable-pip-version-check", *release.requirements])
     except OSError as error:
         raise ReleaseError(f"{release.distribution} {release.version}: no environment can be made: {error}") from None
     if done.returncode:
         shutil.rmtree(release.folder, ignore_errors=True)
-        raise ReleaseError(f"{release.distribution} {release.version} cannot be installed: {_reason(done.stderr)}")
-    (release.folder / _READY).touch()
+        raise ReleaseError(
+            f"{release.distribution} {release.version} cannot be installed: {_failure_reason(done.stderr)}"
+        )
+    (release.folder / _READY_FILE).touch()
     return True
 
 
-def check(release: Release, arguments: Sequence[str], output: Path) -> None:
+def check_release(release: Release, arguments: Sequence[str], output: Path) -> None:
     """Run ``attncheck check`` in the environment of a release. Raises ``ReleaseError`` if it writes no results."""
     shutil.rmtree(output, ignore_errors=True)
     command = [str(release.python), "-m", "attncheck", "check", *arguments]
-    done = _run([*command, "--output", str(output), "--no-report", "--quiet"])
+    done = _run_subprocess([*command, "--output", str(output), "--no-report", "--quiet"])
     if done.returncode == ExitCode.BAD_INPUT or not (output / "summary.json").is_file():
-        raise ReleaseError(f"{release.distribution} {release.version} cannot be checked: {_reason(done.stderr)}")
+        raise ReleaseError(
+            f"{release.distribution} {release.version} cannot be checked: {_failure_reason(done.stderr)}"
+        )
 
 
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def _run_subprocess(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
 
 
-def _reason(printed: str) -> str:
+def _failure_reason(printed: str) -> str:
     """Return the last line in which a command explains its failure."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith(("error", "attncheck"))] or lines
-    return (errors or ["it says nothing"])[-1][:_LONGEST_REASON]
+    return (errors or ["it says nothing"])[-1][:_MAX_REASON_LETTERS]
 
 
 def _site_folders() -> list[str]:

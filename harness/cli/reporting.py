@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
-from attncheck.cli.app import app, examples
+from attncheck.cli.app import app, examples_epilog
 from attncheck.cli.completion import complete_implementation
 from attncheck.cli.output import (
-    ReportPlace,
+    ReportLocation,
     end,
-    frames_of,
-    outcome_of,
+    make_document,
+    read_frames_of_runs,
     show_answer,
-    split,
+    split_names,
     write_ci_outputs,
     write_frames,
 )
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @app.command(
-    epilog=examples(
+    epilog=examples_epilog(
         "attncheck report results/latest",
         "attncheck report results/before results/after --output results/compared",
     )
@@ -55,21 +55,21 @@ def report(
         if len(runs) > 1:
             raise UsageError("several runs are compared into a folder of their own: name it with --output")
         output = runs[0] / REPORT_FOLDER
-    frames = frames_of(runs, min_judged)
+    frames = read_frames_of_runs(runs, min_judged)
     from attncheck.reports.summary import exit_code_of
 
     code = exit_code_of(frames)
-    place = ReportPlace(runs[0], write_frames(frames, output))
+    place = ReportLocation(runs[0], write_frames(frames, output))
     show_answer(frames, place, code, as_json="report" if as_json else "", quiet=quiet)
     write_ci_outputs(frames, place, outlets, as_json=as_json)
     raise typer.Exit(code)
 
 
-DEFAULT_FOLDER = Path("reports/published")
+PUBLISHED_FOLDER = Path("reports/published")
 
 
 @app.command(
-    epilog=examples(
+    epilog=examples_epilog(
         "attncheck publish results/latest --published published",
         "attncheck publish --check results/latest --published published",
     )
@@ -79,7 +79,7 @@ def publish(
     published: Annotated[
         Path,
         typer.Option("--published", "--output", "-o", metavar="FOLDER", help="Folder of the published comparison."),
-    ] = DEFAULT_FOLDER,
+    ] = PUBLISHED_FOLDER,
     check: Annotated[
         bool,
         typer.Option("--check", help="Write nothing, and exit with 1 if the verdicts differ from the published ones."),
@@ -90,37 +90,38 @@ def publish(
     """Save a comparison as a baseline, or check a run against it."""
     from attncheck.results.reader import find_runs
 
-    frames = frames_of(find_runs(runs))
+    frames = read_frames_of_runs(find_runs(runs))
     from attncheck.common.wording import count_noun
-    from attncheck.reports.comparison import VERDICTS, drift, summary_of, verdicts_of
-    from attncheck.reports.coverage import covered_sentences
+    from attncheck.reports.comparison import VERDICTS, count_changes_text, find_drift, frames_verdicts
+    from attncheck.reports.coverage import covered_by_others_sentences
     from attncheck.reports.summary import headline
 
     if not check:
-        from attncheck.reports.comparison import publish as write
+        from attncheck.reports.comparison import publish_comparison as write
 
         path = write(frames, published)
-        document = _document("publish", path, len(verdicts_of(frames)), None)
+        document = _baseline_document("publish", path, len(frames_verdicts(frames)), None)
         end(document, [f"Published: {path}"], as_json=as_json, quiet=quiet)
-    changes, compared, unpublished = drift(frames, published)
+    changes, compared, unpublished = find_drift(frames, published)
     new = f"{count_noun(unpublished, 'case')} of the run {'is' if unpublished == 1 else 'are'} not published."
-    _Checked(
+    changed = count_changes_text(row["change"] for row in changes)
+    _BaselineCheck(
         "publish",
         published / VERDICTS,
         "verdicts",
         changes,
         compared,
-        [*covered_sentences(frames), *([new] if unpublished else [])],
+        [*covered_by_others_sentences(frames), *([new] if unpublished else [])],
         frames.problems,
         agreement=f"All {compared:,} verdicts are those published in {published / VERDICTS}.",
-        heading=f"{summary_of(change['change'] for change in changes)}, compared with {published / VERDICTS}:",
+        heading=f"{changed}, compared with {published / VERDICTS}:",
         advice=f"The run: {headline(frames)}.\nIf the changes are intended, run the same command without --check, and "
         "commit the folder together with the change that caused them.",
-    ).end(as_json=as_json, quiet=quiet)
+    ).print_and_exit(as_json=as_json, quiet=quiet)
 
 
 @app.command(
-    epilog=examples(
+    epilog=examples_epilog(
         "attncheck survey results/latest --output survey",
         "attncheck survey --check results/latest --output survey",
     )
@@ -153,16 +154,16 @@ def survey(
     and other versions stay in the folder.
     """
     from attncheck.common.wording import count_noun
-    from attncheck.reports.coverage import covered_sentences
+    from attncheck.reports.coverage import covered_by_others_sentences
     from attncheck.reports.frames import make_frames
     from attncheck.reports.merge import merge_runs
     from attncheck.reports.survey import (
         Survey,
-        differences,
-        property_counts,
+        count_properties,
+        make_survey,
         read_findings,
-        read_meanings,
-        survey_of,
+        read_surveyed_conventions,
+        survey_differences,
     )
     from attncheck.reports.survey_pages import read_survey, write_survey
     from attncheck.results.parts import read_property_rows
@@ -175,30 +176,30 @@ def survey(
     survey, notes = Survey(), list[str]()
     for run in read_runs(find_runs(runs)) if runs else ():
         frames = make_frames(merge_runs([run], across=False))
-        survey.update(survey_of(frames))
-        notes += covered_sentences(frames)
-    survey.update(Survey(meanings=[row for path in conventions or [] for row in read_meanings(path)]))
-    asked = [row for folder in properties or [] for row in _asked(folder, read_property_rows(folder))]
-    survey.update(Survey(properties=property_counts(asked)))
+        survey.update(make_survey(frames))
+        notes += covered_by_others_sentences(frames)
+    survey.update(Survey(meanings=[row for path in conventions or [] for row in read_surveyed_conventions(path)]))
+    asked = [row for folder in properties or [] for row in _require_properties(folder, read_property_rows(folder))]
+    survey.update(Survey(properties=count_properties(asked)))
     survey.findings = read_findings(findings) if findings is not None else []
-    kept, number = read_survey(output, must_exist=check), len(survey.newest())
+    kept, number = read_survey(output, must_exist=check), len(survey.newest_versions())
     if not check:
         kept.update(survey)
         path = write_survey(kept, output)
-        document = _document("survey", path, number, None)
+        document = _baseline_document("survey", path, number, None)
         end(document, [f"Survey: {path}"], as_json=as_json, quiet=quiet)
-    _Checked(
+    _BaselineCheck(
         "survey",
         output,
         "counts",
-        differences(kept, survey),
+        survey_differences(kept, survey),
         number,
         notes,
         agreement=f"{count_noun(number, 'implementation')} {'has' if number == 1 else 'have'} the counts of {output}.",
-    ).end(as_json=as_json, quiet=quiet)
+    ).print_and_exit(as_json=as_json, quiet=quiet)
 
 
-def _asked(folder: Path, rows: list[Row]) -> list[Row]:
+def _require_properties(folder: Path, rows: list[Row]) -> list[Row]:
     if not rows:
         raise ResultsError(
             f"{folder} contains no properties; `attncheck properties IMPLEMENTATION --output {folder}` writes them"
@@ -206,7 +207,7 @@ def _asked(folder: Path, rows: list[Row]) -> list[Row]:
     return rows
 
 
-class _Checked(NamedTuple):
+class _BaselineCheck(NamedTuple):
     """A run compared with what is kept: rows of a table of changes, and what is said where there are none."""
 
     command: str
@@ -220,21 +221,25 @@ class _Checked(NamedTuple):
     heading: str = ""
     advice: str = ""
 
-    def end(self, *, as_json: bool, quiet: bool) -> NoReturn:
+    def print_and_exit(self, *, as_json: bool, quiet: bool) -> NoReturn:
         """Print what differs, or that nothing does, and end with 1 or 0."""
-        from attncheck.reports.comparison import change_lines, listed_changes
+        from attncheck.reports.comparison import abbreviated_change_lines, change_lines
 
         for problem in self.problems:
             typer.echo(f"attncheck: {problem}", err=True)
         lines = [line for row in self.rows for line in change_lines(self.table, [row])]
-        document = _document(self.command, self.path, self.compared, lines, [*self.problems, *self.notes])
+        document = _baseline_document(self.command, self.path, self.compared, lines, [*self.problems, *self.notes])
         told = [self.agreement, *self.notes]
         if self.rows:
-            told = [self.heading, *(f"  {line}" for line in listed_changes(self.table, self.rows)), self.advice]
+            told = [
+                self.heading,
+                *(f"  {line}" for line in abbreviated_change_lines(self.table, self.rows)),
+                self.advice,
+            ]
         end(document, filter(None, told), as_json=as_json, quiet=quiet and not self.rows)
 
 
-def _document(
+def _baseline_document(
     command: str, path: Path, compared: int, differences: Sequence[str] | None, notes: Sequence[str] = ()
 ) -> Document:
     """Return what was written, or, where there are ``differences`` or an empty list of them, what was checked."""
@@ -242,7 +247,7 @@ def _document(
 
     code = ExitCode.DISAGREE if differences else ExitCode.AGREE
     checked = f"{count_noun(len(differences or ()), 'difference')} from {path}"
-    return outcome_of(
+    return make_document(
         command,
         code,
         f"{path} was written" if differences is None else checked,
@@ -254,18 +259,18 @@ def _document(
     )
 
 
-_A_SIDE = "a results directory, or a folder of results directories, which are matched by label."
+_SIDE_HELP = "a results directory, or a folder of results directories, which are matched by label."
 
 
 @app.command(
-    epilog=examples(
+    epilog=examples_epilog(
         "attncheck diff results/before results/after",
         "attncheck diff results/before results/after --verbose",
         "attncheck diff results/before results/after --output results/difference",
     )
 )
 def diff(
-    before: Annotated[Path, typer.Argument(metavar="A", help=f"Before: {_A_SIDE}")],
+    before: Annotated[Path, typer.Argument(metavar="A", help=f"Before: {_SIDE_HELP}")],
     after: Annotated[Path, typer.Argument(metavar="B", help="After: the same.")],
     output: Annotated[
         Path | None, output_option("FOLDER", "Write diff.md and its frames (CSV and Parquet) to this folder.")
@@ -275,14 +280,14 @@ def diff(
     quiet: Quiet = False,
 ) -> None:
     """Compare two results. The exit code is 1 if something got worse, and 0 if nothing did."""
-    from attncheck.reports.difference import difference_document, difference_lines, make_difference, write_difference
+    from attncheck.reports.difference import compare_frames, difference_document, difference_lines, write_difference
     from attncheck.reports.frames import make_frames
     from attncheck.reports.merge import merge_runs
-    from attncheck.results.reader import find_runs, matched_runs, read_runs
+    from attncheck.results.reader import find_runs, read_runs, with_matching_labels
 
-    sides = matched_runs(read_runs(find_runs([before])), read_runs(find_runs([after])))
+    sides = with_matching_labels(read_runs(find_runs([before])), read_runs(find_runs([after])))
     frames = [make_frames(merge_runs(runs, across=False)) for runs in sides]
-    difference = make_difference(frames[0], frames[1], (str(before), str(after)))
+    difference = compare_frames(frames[0], frames[1], (str(before), str(after)))
     path = write_difference(difference, output) if output else None
 
     written = [f"Difference: {path}"] if path and not quiet else []
@@ -291,7 +296,7 @@ def diff(
 
 
 @app.command(
-    epilog=examples(
+    epilog=examples_epilog(
         "attncheck bisect onnxruntime.attention --versions 1.25.0,1.26.0,1.27.0",
         "attncheck bisect my_kernel.py:attention --package numpy --versions 2.3.0,2.4.0",
     )
@@ -332,13 +337,13 @@ def bisect(
     Every release is installed in a separate environment in your cache folder. The exit code is 1 if a release made
     something worse, and 3 if a release could not be installed or run.
     """
-    from attncheck.cli.releases import Release, ReleaseError, check, install
+    from attncheck.cli.releases import Release, ReleaseError, check_release, install_release
     from attncheck.reports.difference import Bisection, bisection_document, bisection_lines, read_frames
 
-    asked = split([versions])
+    asked = split_names([versions])
     if len(asked) < 2:
         raise UsageError("--versions: expected at least two releases, such as --versions 1.0,1.1,2.0")
-    distribution = package or _distribution_of(implementation)
+    distribution = package or _distribution_name(implementation)
     arguments = [*(cases or []), "--implementation", implementation]
     for option, value in (
         ("--dtype", ",".join(dtypes)),
@@ -352,17 +357,17 @@ def bisect(
         release = Release(distribution, version, tuple(beside or ()))
         try:
             typer.echo(f"attncheck: {distribution} {version}: installing", err=True)
-            install(release)
+            install_release(release)
             typer.echo(f"attncheck: {distribution} {version}: checking", err=True)
-            check(release, arguments, output / version)
+            check_release(release, arguments, output / version)
             bisection.add(version, read_frames(output / version))
         except ReleaseError as error:
             bisection.missed[version] = str(error)
-    code = ExitCode.NOT_RUN if bisection.missed else ExitCode.DISAGREE if bisection.made_worse else ExitCode.AGREE
+    code = ExitCode.NOT_RUN if bisection.missed else ExitCode.DISAGREE if bisection.has_worsened else ExitCode.AGREE
     end(bisection_document(bisection, code), bisection_lines(bisection), as_json=as_json)
 
 
-def _distribution_of(implementation: str) -> str:
+def _distribution_name(implementation: str) -> str:
     """Return the distribution that an implementation's version is of. Raises ``UsageError`` for one's own."""
     from attncheck.execution.implementations import every_implementation
 

@@ -16,8 +16,15 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from attncheck.cli.app import app, examples
-from attncheck.cli.output import ReportPlace, frames_of, print_faults, show_answer, write_ci_outputs, write_frames
+from attncheck.cli.app import app, examples_epilog
+from attncheck.cli.output import (
+    ReportLocation,
+    print_faults,
+    read_frames_of_runs,
+    show_answer,
+    write_ci_outputs,
+    write_frames,
+)
 from attncheck.cli.parameters import AsJson, Isa, OutputFormats, RunRequest, Watch
 from attncheck.common.errors import CaseError, ExitCode, NothingFailed, UsageError
 from attncheck.common.processors import available_processors
@@ -32,11 +39,11 @@ if TYPE_CHECKING:
     from attncheck.run import RunSummary, Settings
 
 
-_NEEDED = ("run", "settings.config", "common.progress", "execution.implementation_selection")
+_NEEDED_MODULES = ("run", "settings.config", "common.progress", "execution.implementation_selection")
 """Modules that every run needs."""
-_NEEDED_AFTERWARDS = ("reports.frames", "reports.terminal")
-_NEEDED_FOR_A_REPORT = ("reports.write",)
-_MOMENT = 0.6
+_NEEDED_MODULES_TO_PRINT = ("reports.frames", "reports.terminal")
+_NEEDED_MODULES_FOR_REPORT = ("reports.write",)
+_PROGRESS_DELAY = 0.6
 """Seconds."""
 
 
@@ -51,11 +58,11 @@ def run_request(
     from attncheck.execution.describing import DescribedWorkers
 
     with DescribedWorkers() as described:
-        begin_to_load(request, described)
-        return _run(request, described, on_failure)
+        preload_in_background(request, described)
+        return _run_with_workers(request, described, on_failure)
 
 
-def begin_to_load(request: RunRequest, described: DescribedWorkers) -> None:
+def preload_in_background(request: RunRequest, described: DescribedWorkers) -> None:
     """Start the processes of own implementations, and import what a run needs while they load.
 
     What is wrong with what people wrote themselves is looked for first. Raises ``UsageError`` and ``CaseError``.
@@ -78,21 +85,21 @@ def begin_to_load(request: RunRequest, described: DescribedWorkers) -> None:
     from attncheck.settings.config import check_own_cases
 
     check_own_cases(options, options.store)
-    needed = [*_NEEDED, *(_needed_to_show(report=options.report) if user_patterns else ())]
+    needed = [*_NEEDED_MODULES, *(_modules_to_show(report=options.report) if user_patterns else ())]
     while needed and not described.has_failed:  # which is said where they are looked at
-        _load([needed.pop(0)])
+        _import_modules([needed.pop(0)])
 
 
-def _needed_to_show(*, report: bool) -> tuple[str, ...]:
-    return (*_NEEDED_AFTERWARDS, *(_NEEDED_FOR_A_REPORT if report else ()))
+def _modules_to_show(*, report: bool) -> tuple[str, ...]:
+    return (*_NEEDED_MODULES_TO_PRINT, *(_NEEDED_MODULES_FOR_REPORT if report else ()))
 
 
-def _load(names: Iterable[str]) -> None:
+def _import_modules(names: Iterable[str]) -> None:
     for name in names:
         import_module(f"attncheck.{name}")
 
 
-def _run(
+def _run_with_workers(
     request: RunRequest, described: DescribedWorkers, on_failure: Callable[[Watcher, FailedEvaluation], None]
 ) -> RunSummary:
     from attncheck.execution.implementation_selection import select_implementations
@@ -113,8 +120,8 @@ def _run(
     is_long = not (options.cases or options.quiet or request.is_announced)
     loading = sum(isinstance(item.entry, UserImplementation) for item in chosen.implementations)  # each in a process
     to_judge = 0 if options.cluster is not None else max(0, available_processors() - loading)
-    first = partial(_begin_to_judge, "reading the bundled cases", to_judge)
-    with request.times.of("reading cases"), _after_a_moment(first if is_long else lambda: None):
+    first = partial(_start_judging, "reading the bundled cases", to_judge)
+    with request.times.of("reading cases"), _call_if_slow(first if is_long else lambda: None):
         selection = selected(options, store)
     if selection.faults:  # such as one id in two files; the last results stay as they are
         raise CaseError(list(selection.faults))
@@ -122,7 +129,7 @@ def _run(
     settings = Settings.of(options, chosen, selection.tags, narrowed.only, store)
     settings = replace(settings, command=["attncheck", *_without_cluster(sys.argv[1:])], times=request.times)
     # while the first worker imports its framework
-    Thread(target=_load, args=[_needed_to_show(report=options.report)]).start()
+    Thread(target=_import_modules, args=[_modules_to_show(report=options.report)]).start()
     try:
         with show_progress(visible=not options.quiet) as progress:
             summary = run_cases(
@@ -136,7 +143,7 @@ def _run(
                 on_plan=lambda words: None if options.quiet else typer.echo(f"attncheck: {words}", err=True),
             )
             if options.properties:
-                summary = _with_properties(options, chosen, settings, summary)
+                summary = _add_property_results(options, chosen, settings, summary)
         if summary.failures:
             from attncheck.repro import write_scripts
             from attncheck.searching.hints import confirm_hints
@@ -157,9 +164,9 @@ def _run(
 
 
 @contextmanager
-def _after_a_moment(begin: Callable[[], None]) -> Iterator[None]:
+def _call_if_slow(begin: Callable[[], None]) -> Iterator[None]:
     """Call ``begin`` if the block takes longer than a moment, so that the user sees progress."""
-    timer = Timer(_MOMENT, begin)
+    timer = Timer(_PROGRESS_DELAY, begin)
     timer.daemon = True
     timer.start()
     try:
@@ -168,7 +175,7 @@ def _after_a_moment(begin: Callable[[], None]) -> Iterator[None]:
         timer.cancel()
 
 
-def _begin_to_judge(words: str, processes: int) -> None:
+def _start_judging(words: str, processes: int) -> None:
     """Print the current activity, and start processes for judging: new cases have no cached answers."""
     from attncheck.execution.call import start_ahead
 
@@ -177,13 +184,13 @@ def _begin_to_judge(words: str, processes: int) -> None:
         start_ahead(processes, "attncheck.judging.judge")
 
 
-def _with_properties(
+def _add_property_results(
     options: RunOptions, chosen: ImplementationSelection, settings: Settings, summary: RunSummary
 ) -> RunSummary:
     """Test properties of the chosen implementations, write their rows to the run, and include them in its exit code."""
     from attncheck.properties.run import Asking, ask_properties, questions_of, select_property_cases
-    from attncheck.reports.properties import exit_code_of
-    from attncheck.results.writer import note_exit_code, write_property_rows
+    from attncheck.reports.properties import properties_exit_code
+    from attncheck.results.writer import update_exit_code, write_property_rows
 
     lists = options.expected_failure_lists
     asking = Asking(dtypes=settings.dtypes, limits=settings.limits, store=settings.store)
@@ -192,19 +199,19 @@ def _with_properties(
     questions = questions_of(selection.cases, asking)
     rows = ask_properties(chosen.implementations, questions, asking, lists, complete=not asking.dtypes)
     write_property_rows(options.output, rows)
-    codes = {summary.exit_code, exit_code_of(rows)} | ({ExitCode.BAD_INPUT} if selection.faults else set())
-    worst = next(code for code in (*_BY_SEVERITY, summary.exit_code) if code in codes)
-    note_exit_code(options.output, worst)
+    codes = {summary.exit_code, properties_exit_code(rows)} | ({ExitCode.BAD_INPUT} if selection.faults else set())
+    worst = next(code for code in (*_EXIT_CODES_BY_SEVERITY, summary.exit_code) if code in codes)
+    update_exit_code(options.output, worst)
     return replace(summary, exit_code=worst)
 
 
-_BY_SEVERITY = (ExitCode.INTERRUPTED, ExitCode.BAD_INPUT, ExitCode.DISAGREE, ExitCode.NOT_RUN)
+_EXIT_CODES_BY_SEVERITY = (ExitCode.INTERRUPTED, ExitCode.BAD_INPUT, ExitCode.DISAGREE, ExitCode.NOT_RUN)
 
 
 def _select_cases(request: RunRequest, chosen: ImplementationSelection, selection: Selection) -> Subset:
     """Print notes before a run, and return the cases that run."""
     from attncheck.reading.selection import tile_note
-    from attncheck.results.last_failed import Subset, failed_first, only_failed
+    from attncheck.results.last_failed import Subset, order_failed_first, select_failed
     from attncheck.settings.config import tiles_of
 
     options = request.options
@@ -212,9 +219,9 @@ def _select_cases(request: RunRequest, chosen: ImplementationSelection, selectio
         typer.echo(f"attncheck: {name} could not run: asked for by name, not installed", err=True)
     names, narrowed = [item.name for item in chosen.implementations], Subset(selection.cases, None, "")
     if options.failed:
-        narrowed = only_failed(selection.cases, options.dtypes, names, options.output, resume=options.resume)
+        narrowed = select_failed(selection.cases, options.dtypes, names, options.output, resume=options.resume)
     elif options.failed_first:
-        narrowed = failed_first(selection.cases, options.dtypes, names, options.output)
+        narrowed = order_failed_first(selection.cases, options.dtypes, names, options.output)
     if narrowed.only is not None and not narrowed.only:
         raise NothingFailed(narrowed.note)
     if not (options.quiet or request.is_announced):
@@ -231,7 +238,7 @@ def _without_cluster(arguments: list[str]) -> list[str]:
 
 
 @app.command(
-    epilog=examples(
+    epilog=examples_epilog(
         "attncheck check",
         "attncheck check 'documents/*' --backend numpy --dtype float32",
         "attncheck check --implementation my_kernel.py:attention",
@@ -259,10 +266,10 @@ def check(
             raise UsageError(f"--watch runs again and again, for people, and does not go with {' or '.join(names)}")
         from attncheck.cli.watching import watch as watch_files
 
-        outcome = watch_files(request, run_request, partial(_finish, request), lambda _: write_page(options))
+        outcome = watch_files(request, run_request, partial(_report_and_show, request), lambda _: write_page(options))
         raise typer.Exit(outcome)
     summary = run_request(request)
-    _finish(request, summary, outlets, as_json=as_json)
+    _report_and_show(request, summary, outlets, as_json=as_json)
     raise typer.Exit(summary.exit_code)
 
 
@@ -271,10 +278,10 @@ def write_page(options: RunOptions) -> None:
     from attncheck.results.format import REPORT_FOLDER
 
     if options.report:
-        write_frames(frames_of([options.output]), options.output / REPORT_FOLDER)
+        write_frames(read_frames_of_runs([options.output]), options.output / REPORT_FOLDER)
 
 
-def _finish(
+def _report_and_show(
     request: RunRequest, summary: RunSummary, outlets: OutputFormats | None = None, *, as_json: bool = False
 ) -> None:
     """Write the report, if one is wanted, and show the answer."""
@@ -282,9 +289,9 @@ def _finish(
 
     options = request.options
     with request.times.of("report"):
-        frames = frames_of([options.output])
+        frames = read_frames_of_runs([options.output])
         path = write_frames(frames, options.output / REPORT_FOLDER) if options.report else None
-    place = ReportPlace(options.output, path)
+    place = ReportLocation(options.output, path)
     name = "check" if as_json else ""
     show_answer(frames, place, summary.exit_code, as_json=name, quiet=options.quiet, announced=frames.announced)
     if options.verbose:

@@ -27,13 +27,13 @@ from attncheck.reports.comparison import (
     Evaluation,
     Outcome,
     Outcomes,
-    changes,
-    level_of,
-    listed_changes,
-    summary_of,
+    abbreviated_change_lines,
+    count_changes_text,
+    outcome_changes,
+    severity_of_verdict,
 )
 from attncheck.results.format import Row
-from attncheck.results.last_failed import FailedEvaluation, failed_evaluations, read_failed
+from attncheck.results.last_failed import FailedEvaluation, failed_evaluations, read_last_failures
 from attncheck.settings.config import read_config
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from attncheck.run import RunSummary
 
 
-_MAX_NAMED = 3
+_MAX_NAMED_FILES = 3
 Finish = Callable[["RunSummary"], None]
 
 
@@ -60,27 +60,29 @@ def watch(request: RunRequest, run_request: Callable[..., RunSummary], show: Fin
     Raises:
         UsageError: If there is nothing to watch.
     """
-    files = files_of(request)
-    runs = _Runs(request, run_request, show, write)
+    files = watched_files(request)
+    runs = _RepeatedRuns(request, run_request, show, write)
     states, told = files.states(), ""
     try:
         runs.run(())
         while has_reader():
             if told != (names := _file_names([path for path, state in states.items() if state])):
-                _say(f"watching {names}; Ctrl-C ends")
+                _print_status(f"watching {names}; Ctrl-C ends")
                 told = names
             saved, states = files.wait(states)
             runs.run(saved)
     except KeyboardInterrupt:
-        _say("watching ended")
+        _print_status("watching ended")
     except typer.Exit:  # a run was interrupted, and has said so
         pass
     return runs.code
 
 
-def files_of(request: RunRequest) -> WatchedFiles:
+def watched_files(request: RunRequest) -> WatchedFiles:
     """Return the user's files of kernels and cases that a run depends on. Raises ``UsageError`` if there are none."""
-    kernels = [path for pattern in request.options.implementations if (path := _file_of(pattern)) is not None]
+    kernels = [
+        path for pattern in request.options.implementations if (path := _implementation_file(pattern)) is not None
+    ]
     config = read_config()
     cases = [Path(path) for path in request.options.cases or config.cases if exists(Path(path))]
     tags = [(path if path.is_dir() else path.parent) / TAG_FILE for path in cases]
@@ -90,7 +92,7 @@ def files_of(request: RunRequest) -> WatchedFiles:
     return WatchedFiles(kernels, list(dict.fromkeys([*cases, *tags, *lists])))
 
 
-def _file_of(pattern: str) -> Path | None:
+def _implementation_file(pattern: str) -> Path | None:
     """Return the file of an implementation; None if it is installed. Raises ``UsageError`` for a missing file."""
     if not is_user_target(pattern):
         return None
@@ -105,7 +107,7 @@ def _file_of(pattern: str) -> Path | None:
 
 
 @dataclass
-class _Runs:
+class _RepeatedRuns:
     """Consecutive runs. Earlier failures run first, and each run is compared with the one before."""
 
     request: RunRequest
@@ -133,9 +135,9 @@ class _Runs:
             self.code = error.exit_code
 
     def _show_changes(self, summary: RunSummary, before: Outcomes, saved: Sequence[Path]) -> None:
-        failed = read_failed(self.request.options.output)
+        failed = read_last_failures(self.request.options.output)
         unfinished = {evaluation_of(key) for key in failed.evaluations} if failed else set[Evaluation]()
-        comparison = RunChanges.between(before, failing_outcomes(summary.failures), unfinished)
+        comparison = RunChanges.compare(before, failing_outcomes(summary.failures), unfinished)
         self.code, self.failing = summary.exit_code, comparison.failing
         if comparison.changes or not self.request.options.quiet:
             code = f" (exit code {self.code:d})" if self.code else ""
@@ -157,15 +159,15 @@ def _file_names(paths: Sequence[Path]) -> str:
     """Return the names of files relative to the working directory, in alphabetical order."""
     here = Path.cwd()
     names = sorted(str(path.relative_to(here) if path.is_relative_to(here) else path) for path in paths)
-    more = len(names) - _MAX_NAMED
-    return ", ".join([*names[:_MAX_NAMED], *([f"{more} more"] if more > 0 else [])])
+    more = len(names) - _MAX_NAMED_FILES
+    return ", ".join([*names[:_MAX_NAMED_FILES], *([f"{more} more"] if more > 0 else [])])
 
 
-def _say(text: str) -> None:
+def _print_status(text: str) -> None:
     typer.echo(f"attncheck: {text}", err=True)
 
 
-_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_ADDRESS_PATTERN = re.compile(r"0x[0-9a-fA-F]+")
 
 
 def failing_outcomes(rows: Iterable[Row]) -> dict[Evaluation, Outcome]:
@@ -176,9 +178,9 @@ def failing_outcomes(rows: Iterable[Row]) -> dict[Evaluation, Outcome]:
     for failed in failed_evaluations(rows):
         row = rows_of.get((*failed.key, failed.stage))
         stage = (row.begins_at if row else None) or failed.stage
-        detail = _size(row) if stage else _reason(row)
+        detail = _error_size(row) if stage else _failure_reason(row)
         evaluation = evaluation_of(failed.key)
-        outcomes[evaluation] = Outcome(level_of(failed.verdict), failed.verdict, stage, detail)
+        outcomes[evaluation] = Outcome(severity_of_verdict(failed.verdict), failed.verdict, stage, detail)
     return outcomes
 
 
@@ -188,18 +190,18 @@ def evaluation_of(key: tuple[str, str, str]) -> Evaluation:
     return Evaluation("", implementation, case, dtype)
 
 
-def _size(row: Row | None) -> str:
+def _error_size(row: Row | None) -> str:
     sizes = [size for size in (row.ratio, row.introduced_ratio) if size is not None] if row else []
     size = next((size for size in sizes if math.isfinite(size)), None)
     return "" if size is None else f", {size:.2g} times its bound"
 
 
-def _reason(row: Row | None) -> str:
-    reason = _ADDRESS.sub("0x...", " ".join(row.message.split())) if row else ""
+def _failure_reason(row: Row | None) -> str:
+    reason = _ADDRESS_PATTERN.sub("0x...", " ".join(row.message.split())) if row else ""
     return f": {reason}" if reason else ""
 
 
-PASSES = Outcome(HARMLESS, "passes")
+PASSING_OUTCOME = Outcome(HARMLESS, "passes")
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,7 @@ class RunChanges:
     failing: Mapping[Evaluation, Outcome]
 
     @classmethod
-    def between(cls, before: Outcomes, now: Outcomes, unfinished: Collection[Evaluation]) -> RunChanges:
+    def compare(cls, before: Outcomes, now: Outcomes, unfinished: Collection[Evaluation]) -> RunChanges:
         """Compare two runs.
 
         Args:
@@ -219,35 +221,35 @@ class RunChanges:
             unfinished: The evaluations that are known to fail, including those that this run did not reach.
         """
         failing = {**{key: outcome for key, outcome in before.items() if key in unfinished}, **now}
-        return cls(changes(before, failing, PASSES), failing)
+        return cls(outcome_changes(before, failing, PASSING_OUTCOME), failing)
 
     @property
     def headline(self) -> str:
         """The numbers of changed and of failing evaluations."""
-        summary = summary_of(change["change"] for change in self.changes) if self.changes else "nothing changed"
+        summary = count_changes_text(change["change"] for change in self.changes) if self.changes else "nothing changed"
         count = len(self.failing)
         return f"{summary}; {'nothing fails' if not count else f'{count:,} fails' if count == 1 else f'{count:,} fail'}"
 
     def lines(self) -> Iterator[str]:
         """Yield a line for each case on an implementation that changed, with its dtypes together."""
-        yield from listed_changes("verdicts", self.changes)
+        yield from abbreviated_change_lines("verdicts", self.changes)
 
 
-SECONDS_BETWEEN = 0.2
+POLL_SECONDS = 0.2
 """The pause between two checks of the files."""
-SECONDS_AT_REST = 0.1
+SETTLE_SECONDS = 0.1
 """The time without a change after which a save counts as done: editors write in several steps."""
-SECONDS_AWAY = 5.0
+MISSING_FILE_SECONDS = 5.0
 """The longest time that a file may be missing: some editors rename it before they write it again."""
 _MAX_FILES = 500
 _CASE_FILES = ("*.yaml", "*.yml")
 
-State = tuple[int, int, int] | None
+FileState = tuple[int, int, int] | None
 """The modification time, the size and the inode of a file; None if it does not exist."""
-FileStates = Mapping[Path, State]
+FileStates = Mapping[Path, FileState]
 
 
-def state_of(path: Path) -> State:
+def file_state(path: Path) -> FileState:
     """Return the state of a file without opening it."""
     try:
         status = path.stat()
@@ -267,30 +269,30 @@ class WatchedFiles:
 
     kernels: Sequence[Path]
     cases: Sequence[Path] = ()
-    _imported: dict[Path, tuple[State, tuple[Path, ...]]] = field(default_factory=dict)
+    _imported: dict[Path, tuple[FileState, tuple[Path, ...]]] = field(default_factory=dict)
 
     def states(self) -> FileStates:
         """Return the states of all files; the set of files may have changed, too."""
-        states = {path: state_of(path) for path in self._case_files()}
+        states = {path: file_state(path) for path in self._case_files()}
         for kernel in self.kernels:
             waiting = [kernel]
             while waiting and len(states) < _MAX_FILES:
                 path = waiting.pop()
                 if path not in states:
-                    states[path] = state_of(path)
-                    waiting += self._imports(path, states[path], kernel.parent)
+                    states[path] = file_state(path)
+                    waiting += self._imports_of_kernel(path, states[path], kernel.parent)
         return states
 
     def wait(self, before: FileStates, pause: Callable[[float], None] = sleep) -> tuple[list[Path], FileStates]:
         """Wait for a complete change from the states ``before``; return the changed files and all states."""
         while not changed_files(before, now := self.states()):
-            pause(SECONDS_BETWEEN)
+            pause(POLL_SECONDS)
         begun = monotonic()
         while True:
-            pause(SECONDS_AT_REST)
+            pause(SETTLE_SECONDS)
             earlier, now = now, self.states()
             is_away = any(now.get(path) is None and before.get(path) is not None for path in self.kernels)
-            if earlier == now and not (is_away and monotonic() - begun < SECONDS_AWAY):
+            if earlier == now and not (is_away and monotonic() - begun < MISSING_FILE_SECONDS):
                 # A file that was written back unchanged is no change.
                 return (changed, now) if (changed := changed_files(before, now)) else self.wait(before, pause)
 
@@ -301,7 +303,7 @@ class WatchedFiles:
             else:
                 yield path
 
-    def _imports(self, path: Path, state: State, folder: Path) -> tuple[Path, ...]:
+    def _imports_of_kernel(self, path: Path, state: FileState, folder: Path) -> tuple[Path, ...]:
         """Return the files below a kernel's folder that a file imports; the earlier ones if it cannot be read."""
         known = self._imported.get(path)
         if known is not None and known[0] == state:
@@ -310,24 +312,24 @@ class WatchedFiles:
             tree = ast.parse(path.read_bytes())
         except (OSError, SyntaxError, ValueError, RecursionError):
             return known[1] if known else ()
-        imported = tuple(dict.fromkeys(_files_of(tree, path, folder)))
+        imported = tuple(dict.fromkeys(_imported_files(tree, path, folder)))
         self._imported[path] = (state, imported)
         return imported
 
 
-def _files_of(tree: ast.AST, path: Path, folder: Path) -> Iterator[Path]:
+def _imported_files(tree: ast.AST, path: Path, folder: Path) -> Iterator[Path]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield from _files_called(folder, alias.name.split("."))
+                yield from _module_files(folder, alias.name.split("."))
         elif isinstance(node, ast.ImportFrom):
             start = path.parents[node.level - 1] if 0 < node.level <= len(path.parents) else folder
             parts = node.module.split(".") if node.module else []
             for alias in node.names:
-                yield from _files_called(start, [*parts, alias.name])
+                yield from _module_files(start, [*parts, alias.name])
 
 
-def _files_called(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
+def _module_files(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
     """Yield the files that an import of a dotted name reads below a folder; the last part may be no module."""
     for part in parts:
         yield from (

@@ -32,24 +32,29 @@ from attncheck.spec import DTYPES, OPERATIONS, OPTIONS, inputs_of
 
 Layout = Literal["heads_first", "length_first"]
 
-_SPECS = inputs_of("attention", None)
-_REQUIRED = tuple(name for name, spec in _SPECS.items() if spec.required)
-_PER_HEAD = frozenset(name for name, spec in _SPECS.items() if len(spec.axes) == 4 and not spec.broadcast)
-_INPUTS: Mapping[str, str] = {
-    **{name: name for name in _SPECS},
-    **{synonym: name for name, spec in _SPECS.items() if spec.required or spec.called for synonym in spec.synonyms},
+_INPUT_SPECS = inputs_of("attention", None)
+_REQUIRED_INPUTS = tuple(name for name, spec in _INPUT_SPECS.items() if spec.required)
+_PER_HEAD_INPUTS = frozenset(name for name, spec in _INPUT_SPECS.items() if len(spec.axes) == 4 and not spec.broadcast)
+_INPUT_SYNONYMS: Mapping[str, str] = {
+    **{name: name for name in _INPUT_SPECS},
+    **{
+        synonym: name
+        for name, spec in _INPUT_SPECS.items()
+        if spec.required or spec.called
+        for synonym in spec.synonyms
+    },
 }
 """The argument names of functions -> the inputs of attention."""
-_OPTIONS: Mapping[str, str] = {
+_OPTION_SYNONYMS: Mapping[str, str] = {
     synonym: name
     for name, spec in ((name, OPTIONS[name]) for name in sorted(OPERATIONS["attention"].options))
     if spec.called or name == "scale"
     for synonym in (name, *spec.synonyms)
 }
-_WITHOUT_EFFECT = frozenset({"enable_gqa", "training", "implementation", "dropout_p", "dropout"})
+_IGNORED_ARGUMENTS = frozenset({"enable_gqa", "training", "implementation", "dropout_p", "dropout"})
 """Arguments that change no number, except for a dropout above 0."""
-_WITHOUT_SIGNATURE: Mapping[str, tuple[str, ...]] = {
-    "scaled_dot_product_attention": (*_REQUIRED, "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+_KNOWN_PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "scaled_dot_product_attention": (*_REQUIRED_INPUTS, "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 }
 
 
@@ -94,7 +99,7 @@ class Capture:
         finally:
             if call is not None:
                 with self._lock:
-                    self._write(call, result)
+                    self._write_call(call, result)
         return result
 
     def _copy_arguments(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> _CapturedCall | None:
@@ -104,24 +109,24 @@ class Capture:
                 _arguments_by_name(self.__wrapped__, self.__name__, arguments, named), self._layout, self._alignment
             )
         except Exception as error:  # any error of a tensor under tracing: the model must not stop here
-            self._refuse(error)
+            self._warn_unwritten(error)
             return None
 
-    def _write(self, call: _CapturedCall, result: Any) -> None:
+    def _write_call(self, call: _CapturedCall, result: Any) -> None:
         try:
             if result is not None:
-                call.take_result(result)
+                call.set_result(result)
             self._folder.mkdir(parents=True, exist_ok=True)
             self.files.append(_write_case(call, self._folder, self.__name__))
         except Exception as error:  # the model must not stop here either
-            self._refuse(error, _other_declaration(call))
+            self._warn_unwritten(error, _matching_declaration(call))
             return
         for reason in call.left_out:
             _warn(f"{self.files[-1].name} is not the complete call: {reason}")
-        if meant := _other_declaration(call):
+        if meant := _matching_declaration(call):
             _warn(f"the output in {self.files[-1].name} fits the call only with {meant}; pass it to capture")
 
-    def _refuse(self, error: Exception, meant: str = "") -> None:
+    def _warn_unwritten(self, error: Exception, meant: str = "") -> None:
         instead = f"; pass {meant} to capture" if meant else ""
         _warn(f"a call of {self.__name__} was not captured: {type(error).__name__}: {error}{instead}")
 
@@ -186,8 +191,8 @@ class _CapturedCall:
         self.left_out: list[str] = []
         for name, value in arguments.items():
             if value is not None:
-                self._take(name, value)
-        missing = [name for name in _REQUIRED if name not in self.inputs]
+                self._add_argument(name, value)
+        missing = [name for name in _REQUIRED_INPUTS if name not in self.inputs]
         if missing:
             raise ValueError(f"expected an argument named {missing[0]}")
         self.dtype = self.inputs["query"].dtype.name
@@ -200,7 +205,7 @@ class _CapturedCall:
                 how = "widened" if array.dtype.itemsize < self.inputs["query"].dtype.itemsize else "rounded"
                 self.left_out.append(f"{name} has dtype {array.dtype.name}, and is {how} to {self.dtype} in the case")
 
-    def take_result(self, result: Any) -> None:
+    def set_result(self, result: Any) -> None:
         """Store the result of the function. Raises ``ValueError`` if attention has no result of that shape."""
         array = as_numpy(result[0] if isinstance(result, tuple | list) else result)
         array = array.swapaxes(-2, -3) if self.layout == "length_first" and array.ndim > 2 else array
@@ -210,11 +215,11 @@ class _CapturedCall:
         if array.dtype.name == self.dtype and 0 < array.size <= MAX_NUMBERS and _is_finite(array):
             self.output = array.copy()
 
-    def _take(self, name: str, value: Any) -> None:
+    def _add_argument(self, name: str, value: Any) -> None:
         """Store one argument, or note why it is left out."""
-        if name in _INPUTS:
+        if name in _INPUT_SYNONYMS:
             array = as_numpy(value).copy()
-            input_name = _INPUTS[name]
+            input_name = _INPUT_SYNONYMS[name]
             if input_name in ("mask", "bias") and _is_additive_mask(array):
                 input_name, array = "mask", array == 0
             elif input_name == "mask" and array.dtype != bool:
@@ -223,14 +228,14 @@ class _CapturedCall:
                 before = self.inputs[input_name]
                 self.inputs[input_name] = before & array if input_name == "mask" else before + array
                 return
-            is_turned = input_name in _PER_HEAD and self.layout == "length_first"
+            is_turned = input_name in _PER_HEAD_INPUTS and self.layout == "length_first"
             self.inputs[input_name] = array.swapaxes(-2, -3) if is_turned else array
-        elif name in _OPTIONS:
-            self._take_option(_OPTIONS[name], value)
-        elif value is not False and (name not in _WITHOUT_EFFECT or (name.startswith("dropout") and value)):
-            self.left_out.append(f"a case cannot express {name}={_short(value)}")
+        elif name in _OPTION_SYNONYMS:
+            self._add_option(_OPTION_SYNONYMS[name], value)
+        elif value is not False and (name not in _IGNORED_ARGUMENTS or (name.startswith("dropout") and value)):
+            self.left_out.append(f"a case cannot express {name}={_abbreviate(value)}")
 
-    def _take_option(self, name: str, value: Any) -> None:
+    def _add_option(self, name: str, value: Any) -> None:
         if name == "window":
             sides = (value, value) if isinstance(value, int) else tuple(value)
             window = [None if side is None or side < 0 else int(side) for side in sides]
@@ -241,7 +246,7 @@ class _CapturedCall:
             self.options[name] = float(value)
 
 
-def _other_declaration(call: _CapturedCall) -> str:
+def _matching_declaration(call: _CapturedCall) -> str:
     """Return the layout or alignment that explains a call's output, if the given one does not."""
     if call.output is None or _has_output(call.output, call.inputs, call.options):
         return ""
@@ -249,7 +254,9 @@ def _other_declaration(call: _CapturedCall) -> str:
     if "alignment" not in call.options and _has_output(call.output, call.inputs, corner):
         return 'alignment="bottom_right"'
     layout = "heads_first" if call.layout == "length_first" else "length_first"
-    turned = {name: array.swapaxes(-2, -3) if name in _PER_HEAD else array for name, array in call.inputs.items()}
+    turned = {
+        name: array.swapaxes(-2, -3) if name in _PER_HEAD_INPUTS else array for name, array in call.inputs.items()
+    }
     for options, alignment in ((call.options, ""), (corner, ', alignment="bottom_right"')):
         if call.output.ndim > 2 and _has_output(call.output.swapaxes(-2, -3), turned, options):
             return f'layout="{layout}"{alignment}'
@@ -275,7 +282,7 @@ def _arguments_by_name(
     try:
         bound = inspect.signature(function).bind(*arguments, **named)
     except ValueError:  # a builtin
-        order = _WITHOUT_SIGNATURE.get(name, _REQUIRED)
+        order = _KNOWN_PARAMETERS.get(name, _REQUIRED_INPUTS)
         places = [*order, *(f"argument {place + 1}" for place in range(len(order), len(arguments)))]
         return {**dict(zip(places, arguments, strict=False)), **named}
     by_name: dict[str, Any] = {}
@@ -297,7 +304,7 @@ def _write_case(call: _CapturedCall, folder: Path, function: str) -> Path:
         with arrays.open("xb") as file:
             file.write(content)
         place = {"file": arrays.name, "sha256": checksum}
-        path.write_text(case_text(_case_file(call, function, number, place)), encoding="utf-8")
+        path.write_text(case_text(_case_file_content(call, function, number, place)), encoding="utf-8")
         load_case_file(path, path.name, name, ())
     except Exception:
         arrays.unlink(missing_ok=True)
@@ -306,7 +313,7 @@ def _write_case(call: _CapturedCall, folder: Path, function: str) -> Path:
     return path
 
 
-def _case_file(call: _CapturedCall, function: str, number: int, place: Mapping[str, str]) -> dict[str, Any]:
+def _case_file_content(call: _CapturedCall, function: str, number: int, place: Mapping[str, str]) -> dict[str, Any]:
     """Return the content of a case file; ``place`` has the file of its arrays and the checksum."""
     numbers = (array for array in call.inputs.values() if array.dtype.kind != "b")
     entry = {
@@ -339,7 +346,7 @@ def _is_finite(array: Array) -> bool:
     return bool(np.isfinite(array.astype(np.float64)).all())
 
 
-def _short(value: Any) -> str:
+def _abbreviate(value: Any) -> str:
     text = repr(value) if isinstance(value, int | float | str | tuple) else type(value).__name__
     return text if len(text) <= 60 else f"{text[:57]}..."
 

@@ -47,10 +47,10 @@ from attncheck.run import RunSummary, Settings, run_cases
 from attncheck.settings.config import expected_failures_of
 from attncheck.spec import ROUNDING_MODELS, result_stages
 
-VERSION = 1
+FORMAT_VERSION = 1
 LINES, ARRAYS = "vectors.jsonl", "vectors.safetensors"
-_DTYPES: Mapping[str, str] = {dtype.name: name for name, dtype in SAFETENSORS.items()}
-_ALIGNED = 8
+_SAFETENSORS_NAMES: Mapping[str, str] = {dtype.name: name for name, dtype in SAFETENSORS.items()}
+_ALIGNMENT = 8
 
 
 class VectorsWriter:
@@ -63,51 +63,54 @@ class VectorsWriter:
 
     @classmethod
     @contextmanager
-    def into(cls, folder: Path) -> Iterator[VectorsWriter]:
+    def open(cls, folder: Path) -> Iterator[VectorsWriter]:
         """Yield a writer, and write its files at the end. Raises ``OutputError`` if they cannot be written."""
         with OutputError.where(folder):
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder) as arrays:
                 writer = cls(folder, arrays)
                 yield writer
-                writer._finish()
+                writer._write_files()
 
     def add(self, record: dict[str, Any], arrays: Mapping[str, Array]) -> None:
         """Add a line; in ``record`` every ``Name`` of one of the ``arrays`` is replaced by its location."""
         for name, array in arrays.items():
             data = np.ascontiguousarray(array).tobytes()
-            self._write(name, _DTYPES[str(array.dtype)], list(array.shape), data)
-            if padding := -len(data) % _ALIGNED:  # aligned for readers that map the file; every byte needs a name
-                self._write(f"{name}/padding", "U8", [padding], b"\0" * padding)
+            self._write_array(name, _SAFETENSORS_NAMES[str(array.dtype)], list(array.shape), data)
+            if padding := -len(data) % _ALIGNMENT:  # aligned for readers that map the file; every byte needs a name
+                self._write_array(f"{name}/padding", "U8", [padding], b"\0" * padding)
         self._records.append(record)
 
-    def _write(self, name: str, kind: str, shape: list[int], data: bytes) -> None:
+    def _write_array(self, name: str, kind: str, shape: list[int], data: bytes) -> None:
         self._entries[name] = {"dtype": kind, "shape": shape, "data_offsets": [self._size, self._size + len(data)]}
         self._arrays.write(data)
         self._size += len(data)
 
-    def _finish(self) -> None:
+    def _write_files(self) -> None:
         header = json.dumps(self._entries, separators=(",", ":")).encode()
-        header += b" " * (-len(header) % _ALIGNED)
+        header += b" " * (-len(header) % _ALIGNMENT)
         begin = 8 + len(header)
         self._arrays.seek(0)
         with (self._folder / ARRAYS).open("wb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
             shutil.copyfileobj(self._arrays, file)
-        lines = (json.dumps(self._with_locations(record, begin), separators=(",", ":")) for record in self._records)
+        lines = (
+            json.dumps(self._replace_names_by_locations(record, begin), separators=(",", ":"))
+            for record in self._records
+        )
         (self._folder / LINES).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
 
-    def _with_locations(self, value: Any, begin: int) -> Any:
+    def _replace_names_by_locations(self, value: Any, begin: int) -> Any:
         """Replace every name of an array in a record by its location."""
-        if isinstance(value, Name):
+        if isinstance(value, ArrayName):
             first, end = self._entries[value]["data_offsets"]
             return {"tensor": str(value), "offset": begin + first, "bytes": end - first}
         if isinstance(value, dict):
-            return {key: self._with_locations(item, begin) for key, item in value.items()}
-        return [self._with_locations(item, begin) for item in value] if isinstance(value, list) else value
+            return {key: self._replace_names_by_locations(item, begin) for key, item in value.items()}
+        return [self._replace_names_by_locations(item, begin) for item in value] if isinstance(value, list) else value
 
 
-class Name(str):
+class ArrayName(str):
     """The name of an array, which is replaced by its location in the file."""
 
     __slots__ = ()
@@ -123,15 +126,15 @@ def read_lines(folder: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(text.splitlines(), 1):
         try:
             record = json.loads(line)
-            known = record["attncheck_vectors"] == VERSION and isinstance(record["id"], str)
+            known = record["attncheck_vectors"] == FORMAT_VERSION and isinstance(record["id"], str)
         except (ValueError, TypeError, KeyError) as error:
             raise ResultsError(f"{path}, line {number}: {error!r}; expected a line of vectors") from None
         if not known:
-            raise ResultsError(f"{path}, line {number}: vectors of another version than {VERSION}")
+            raise ResultsError(f"{path}, line {number}: vectors of another version than {FORMAT_VERSION}")
         yield record
 
 
-def digest_of_call(function: str, options: Mapping[str, Any], inputs: Mapping[str, Array]) -> str:
+def call_digest(function: str, options: Mapping[str, Any], inputs: Mapping[str, Array]) -> str:
     """Return the digest that identifies a call: of its function, options, and the bits of its inputs."""
     return digest_of(function, dict(options), {name: np.ascontiguousarray(array) for name, array in inputs.items()})
 
@@ -153,50 +156,54 @@ def export_vectors(
     """Write cases as vectors into a folder. Raises ``OutputError`` and ``UsageError``."""
     written, left_out = 0, dict[str, int]()
     plan = Plan.of(cases, dtypes)
-    with VectorsWriter.into(folder) as writer:
+    with VectorsWriter.open(folder) as writer:
         for unit in plan:
             case, inputs = plan.case(unit), plan.inputs(unit)
             problem = problem_of(case, inputs).as_call()
             stages = result_stages(problem.operation, problem.options, problem.inputs)
             truth = truth_of_case(case, inputs, stages, store)
-            if reason := lacks(truth, stages):
+            if reason := missing_vectors_reason(truth, stages):
                 left_out[reason] = left_out.get(reason, 0) + 1
                 continue
             root = f"{case.id}/{unit.dtype}"
             arrays: dict[str, Array] = {}
             allowed_by = [model for model in models if unit.dtype in ROUNDING_MODELS[model]]
-            record = _record(case.id, unit.dtype, problem) | {
-                "inputs": [_entry(root, f"inputs/{name}", array, arrays) for name, array in problem.inputs.items()],
-                "stages": [_stage(truth, stage, f"{root}/stages/{stage}", allowed_by, arrays) for stage in stages],
+            record = _line_fields(case.id, unit.dtype, problem) | {
+                "inputs": [
+                    _input_entry(root, f"inputs/{name}", array, arrays) for name, array in problem.inputs.items()
+                ],
+                "stages": [
+                    _stage_entry(truth, stage, f"{root}/stages/{stage}", allowed_by, arrays) for stage in stages
+                ],
             }
             writer.add(record, arrays)
             written += 1
     return ExportedVectors(written, left_out)
 
 
-def _record(case: str, dtype: str, problem: Problem) -> dict[str, Any]:
+def _line_fields(case: str, dtype: str, problem: Problem) -> dict[str, Any]:
     """Return the fields of a line other than inputs and stages."""
     function, options = call_of(problem.operation, problem.options)
     return {
-        "attncheck_vectors": VERSION,
+        "attncheck_vectors": FORMAT_VERSION,
         "id": case,
         "dtype": dtype,
         "operation": problem.operation,
         "function": function,
         "options": {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()},
-        "call": digest_of_call(function, options, problem.inputs),
+        "call": call_digest(function, options, problem.inputs),
     }
 
 
-def _entry(root: str, place: str, array: Array, arrays: dict[str, Array]) -> dict[str, Any]:
+def _input_entry(root: str, place: str, array: Array, arrays: dict[str, Array]) -> dict[str, Any]:
     """Return the entry of an input in a line, and add it to the ``arrays``."""
-    data = Name(f"{root}/{place}")
+    data = ArrayName(f"{root}/{place}")
     arrays[data] = array
     name = place.partition("/")[2]
     return {"name": name, "dtype": str(array.dtype), "shape": list(array.shape), "data": data}
 
 
-def lacks(truth: Truth, stages: Sequence[str]) -> str:
+def missing_vectors_reason(truth: Truth, stages: Sequence[str]) -> str:
     """Return why a case has no vectors; empty if it has them."""
     if truth.outside:
         return "without an exact answer"
@@ -205,29 +212,31 @@ def lacks(truth: Truth, stages: Sequence[str]) -> str:
     return "" if stages and all(stage in truth.exact for stage in stages) else "without an exact answer"
 
 
-def _stage(truth: Truth, stage: str, place: str, models: Sequence[str], arrays: dict[str, Array]) -> dict[str, Any]:
+def _stage_entry(
+    truth: Truth, stage: str, place: str, models: Sequence[str], arrays: dict[str, Array]
+) -> dict[str, Any]:
     """Return a stage's entry in a line; add high and low of its exact value, and a bound for each model."""
     exact = truth.exact[stage]
     arrays |= {f"{place}/exact": exact.high, f"{place}/low": exact.low}
-    arrays |= {f"{place}/bounds/{model}": allowed(truth.reference(stage, model)) for model in models}
+    arrays |= {f"{place}/bounds/{model}": largest_errors(truth.reference(stage, model)) for model in models}
     return {
         "name": stage,
         "dtype": truth.bounds.dtype_of(stage),
         "shape": list(exact.shape),
-        "exact": Name(f"{place}/exact"),
-        "low": Name(f"{place}/low"),
-        "bounds": {model: Name(f"{place}/bounds/{model}") for model in models},
+        "exact": ArrayName(f"{place}/exact"),
+        "low": ArrayName(f"{place}/low"),
+        "bounds": {model: ArrayName(f"{place}/bounds/{model}") for model in models},
     }
 
 
-def allowed(reference: StageReference) -> NDArray[np.float64]:
+def largest_errors(reference: StageReference) -> NDArray[np.float64]:
     """Return the largest error of each element: 0 if it has to be equal, infinite without an exact answer."""
     measured, radius = reference.measured, reference.exact.radius
     most = np.where(measured, reference.bound.max_error, np.inf) + np.where(measured, radius, 0.0)
     return np.where(reference.prescribed, 0.0, most)
 
 
-def lines_of(exported: ExportedVectors) -> Iterator[str]:
+def export_lines(exported: ExportedVectors) -> Iterator[str]:
     """Yield the lines about an export."""
     yield f"{exported.written:,} vectors: a case in a dtype each"
     for reason, count in sorted(exported.left_out.items()):
@@ -251,7 +260,7 @@ class RecordedFunction:
         named = dict(zip(INPUTS[self.__name__], positional, strict=True))
         arrays = {**named, **{name: value for name, value in keywords.items() if isinstance(value, np.ndarray)}}
         options = {name: value for name, value in keywords.items() if name not in arrays}
-        return self._outputs.of_call(digest_of_call(self.__name__, options, arrays))
+        return self._outputs.of_call(call_digest(self.__name__, options, arrays))
 
 
 class RecordedOutputs:
@@ -271,7 +280,7 @@ class RecordedOutputs:
         }
         self.capabilities = {"dtypes": sorted({line["dtype"] for line in lines})}
         self.cases = sorted({line["id"] for line in lines})
-        self.names = sorted(set(names_in(file)) & self._dtypes.keys())
+        self.names = sorted(set(array_names(file)) & self._dtypes.keys())
         for name in FUNCTIONS:
             setattr(self, name, RecordedFunction(self, name))
 
@@ -293,13 +302,13 @@ class RecordedOutputs:
         return stages
 
 
-def names_in(file: Path) -> list[str]:
+def array_names(file: Path) -> list[str]:
     """Return the names of the arrays of a file. Raises ``ResultsError`` if it cannot be read."""
     if file.suffix not in SUFFIXES:
         raise ResultsError(f"{file}: expected outputs in a file that ends with {' or '.join(SUFFIXES)}")
     try:
         if file.suffix == ".safetensors":
-            return [name for name in _header(file)[0] if name != "__metadata__"]
+            return [name for name in _read_header(file)[0] if name != "__metadata__"]
         with np.load(file, allow_pickle=False) as archive:
             return list(archive.files)
     except (OSError, ValueError, KeyError) as error:
@@ -312,7 +321,7 @@ def read_array(file: Path, name: str) -> Array:
         with np.load(file, allow_pickle=False) as archive:
             array: Array = archive[name]
             return array
-    header, begin = _header(file)
+    header, begin = _read_header(file)
     entry = header[name]
     first, end = entry["data_offsets"]
     with file.open("rb") as stream:
@@ -320,7 +329,7 @@ def read_array(file: Path, name: str) -> Array:
         return np.frombuffer(stream.read(end - first), SAFETENSORS[entry["dtype"]]).reshape(entry["shape"])
 
 
-def _header(file: Path) -> tuple[dict[str, Any], int]:
+def _read_header(file: Path) -> tuple[dict[str, Any], int]:
     """Return the header of a safetensors file, and the offset of its arrays."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -329,10 +338,10 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
         return json.loads(stream.read(length)), 8 + length
 
 
-NAME = "vectors.outputs"
+IMPLEMENTATION_NAME = "vectors.outputs"
 
 
-def run_recorded(recorded: RecordedOutputs, selection: Selection, dtypes: Sequence[str], output: Path) -> RunSummary:
+def judge_recorded(recorded: RecordedOutputs, selection: Selection, dtypes: Sequence[str], output: Path) -> RunSummary:
     """Judge recorded outputs in the selected cases of the vectors. Raises ``UsageError`` if there are none."""
     if selection.faults:
         raise CaseError(list(selection.faults))
@@ -343,7 +352,7 @@ def run_recorded(recorded: RecordedOutputs, selection: Selection, dtypes: Sequen
     if not recorded.names:
         raise UsageError("the outputs have no name of a stage of the vectors, such as attention/a-case/float32/output")
     limits = Limits(keep_going=True)
-    chosen = user_implementation(Target("", "", cloudpickle.dumps(recorded)), None, limits, NAME)
+    chosen = user_implementation(Target("", "", cloudpickle.dumps(recorded)), None, limits, IMPLEMENTATION_NAME)
     settings = Settings(
         output,
         dtypes=tuple(dtypes),

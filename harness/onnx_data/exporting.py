@@ -20,15 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.exact_array import Enclosure
-from attncheck.backends.onnx_attention import STAGE_OF_MODE, WITH_WINDOWS, side_by_side
+from attncheck.backends.onnx_attention import OPSET_WITH_WINDOWS, STAGE_OF_OUTPUT_MODE, merge_heads
 from attncheck.common.store import Store
-from attncheck.interchange.vectors import lacks
+from attncheck.interchange.vectors import missing_vectors_reason
 from attncheck.judging.truth import truth_of_case
 from attncheck.onnx_data.files import (
     BackendTest,
-    NotACase,
+    InexpressibleError,
     counted_names,
-    padded,
+    mask_before_padding,
     shape_in_file,
     softmax_test,
     write_test,
@@ -41,7 +41,7 @@ from attncheck.reading.problem import Problem
 from attncheck.spec import inputs_of
 from attncheck.spec.dtypes import numpy_dtype, round_to
 
-_PREFIX = "test_"
+_TEST_PREFIX = "test_"
 
 
 @dataclass
@@ -83,39 +83,39 @@ def export_tests(
             option: float(np.float32(value)) for option, value in case.options.items() if isinstance(value, float)
         }
         case = replace(case, options=replace(case.options, **options))
-        name = name_of(case, unit.dtype)
+        name = test_name(case, unit.dtype)
         try:
             if name in exported.tests:
-                raise NotACase("another case of the same name")
-            test = _test_of(name, case, unit.dtype, plan.inputs(unit), store, exported)
+                raise InexpressibleError("another case of the same name")
+            test = _make_test(name, case, unit.dtype, plan.inputs(unit), store, exported)
             write_test(folder / name, test)
-        except NotACase as reason:
+        except InexpressibleError as reason:
             exported.left_out.setdefault(str(reason), []).append(f"{case.id} in {unit.dtype}")
             continue
         exported.tests.append(name)
     return exported
 
 
-def name_of(case: Case, dtype: str) -> str:
+def test_name(case: Case, dtype: str) -> str:
     """Return the name of a test: that of the case, with the dtype if the case has several."""
     file, _, case_name = case.id.rpartition("/")
-    name = case_name if case_name.startswith("test-") else f"{_PREFIX}{file}_{case_name}"
+    name = case_name if case_name.startswith("test-") else f"{_TEST_PREFIX}{file}_{case_name}"
     name += f"_{dtype}" if len(case.dtypes) > 1 else ""
     return "".join(character if character.isalnum() else "_" for character in name)
 
 
-def _test_of(name: str, case: Case, dtype: str, inputs: Inputs, store: Store, exported: ExportResult) -> BackendTest:
+def _make_test(name: str, case: Case, dtype: str, inputs: Inputs, store: Store, exported: ExportResult) -> BackendTest:
     if case.operation not in ("attention", "softmax"):
-        raise NotACase(f"{case.operation}, which is no operator of ONNX")
+        raise InexpressibleError(f"{case.operation}, which is no operator of ONNX")
     is_softmax = case.operation == "softmax"
     if not is_softmax:
-        check_said(case)
+        require_supported(case)
     extra = None if is_softmax else extra_stage(case)
     stages = ["weights"] if is_softmax else ["output", *([extra] if extra else [])]
     truth = truth_of_case(case, inputs, stages, store)
-    if reason := lacks(truth, stages):
-        raise NotACase(reason)
-    outputs = {stage: rounded(truth.exact[stage], dtype) for stage in stages}
+    if reason := missing_vectors_reason(truth, stages):
+        raise InexpressibleError(reason)
+    outputs = {stage: round_to_dtype(truth.exact[stage], dtype) for stage in stages}
     from_files = _outputs_from_files(case, dtype, outputs)
     exported.compare(from_files, outputs)
     if not exported.is_exact:
@@ -125,7 +125,7 @@ def _test_of(name: str, case: Case, dtype: str, inputs: Inputs, store: Store, ex
     return attention_test(name, case, inputs.arrays, outputs)
 
 
-def rounded(exact: Enclosure, dtype: str) -> Array:
+def round_to_dtype(exact: Enclosure, dtype: str) -> Array:
     """Round the exact numbers to a dtype once, to the nearest, ties to even.
 
     The part that float64 cannot hold decides apparent ties: it is cut off, and the last bit is set to 1 instead
@@ -160,7 +160,7 @@ def _difference_in_ulps(exact_numbers: Array, stored: NDArray[np.float64]) -> fl
     return float(np.max(np.where(exact == stored, 0.0, units)))
 
 
-def lines_of(exported: ExportResult) -> Iterator[str]:
+def export_lines(exported: ExportResult) -> Iterator[str]:
     """Yield lines about the tests that were written and the cases that were left out."""
     yield f"{len(exported.tests):,} tests: a case in a dtype each"
     if exported.alike or exported.others:
@@ -173,8 +173,10 @@ def lines_of(exported: ExportResult) -> Iterator[str]:
         yield f"left out: {counted_names(names)}: {reason}"
 
 
-_OPTIONS = frozenset({"scale", "softcap", "is_causal", "window", "alignment", "heads", "kv_heads", "empty_rows"})
-_INPUTS = frozenset(
+_SUPPORTED_OPTIONS = frozenset(
+    {"scale", "softcap", "is_causal", "window", "alignment", "heads", "kv_heads", "empty_rows"}
+)
+_SUPPORTED_INPUTS = frozenset(
     name
     for name, spec in inputs_of("attention", None).items()
     if spec.required or spec.folds_into in ("mask", "key", "value") or name in ("mask", "bias")
@@ -184,7 +186,7 @@ _OPSET, _WITH_LENGTHS = 23, 24
 
 
 @dataclass(frozen=True)
-class _Rules:
+class _MaskRules:
     """The rules of which keys a query attends to: ``mask`` and lengths as the operator takes them, and attributes."""
 
     attributes: Mapping[str, int]
@@ -193,31 +195,33 @@ class _Rules:
     are_folded: bool = False
 
 
-def check_said(case: Case) -> None:
-    """Raise ``NotACase`` for an option or an input that the operator does not have."""
-    options = sorted(case.options.keys() - _OPTIONS)
-    inputs = sorted(case.inputs.keys() - _INPUTS)
+def require_supported(case: Case) -> None:
+    """Raise ``InexpressibleError`` for an option or an input that the operator does not have."""
+    options = sorted(case.options.keys() - _SUPPORTED_OPTIONS)
+    inputs = sorted(case.inputs.keys() - _SUPPORTED_INPUTS)
     if options or inputs:
-        raise NotACase(f"{(options or inputs)[0]}, which the operator does not have")
+        raise InexpressibleError(f"{(options or inputs)[0]}, which the operator does not have")
     if case.options.get("empty_rows", "zero") != "zero":
-        raise NotACase("empty_rows that are not zero, as the operator has them")
+        raise InexpressibleError("empty_rows that are not zero, as the operator has them")
     if not case.options.get("scale", 1.0) > 0:
-        raise NotACase("a scale that is not positive, whose root the operator takes")
+        raise InexpressibleError("a scale that is not positive, whose root the operator takes")
 
 
 def extra_stage(case: Case) -> str | None:
     """Return the stage of qk_matmul_output: the first expected stage that the operator can return."""
-    return next((expected.of for expected in case.expected if _kind_of(expected.of) in STAGE_OF_MODE), None)
+    return next(
+        (expected.of for expected in case.expected if _operator_stage(expected.of) in STAGE_OF_OUTPUT_MODE), None
+    )
 
 
-def _kind_of(stage: str) -> str:
+def _operator_stage(stage: str) -> str:
     """Return the operator's name of a stage: biased scores are masked scores without a mask."""
     return "masked" if stage == "biased" else stage
 
 
 def attention_test(name: str, case: Case, arrays: Mapping[str, Array], stages: Mapping[str, Array]) -> BackendTest:
-    """Return the test of a case with its exact stages. Raises ``NotACase``."""
-    rules = _rules(case, arrays)
+    """Return the test of a case with its exact stages. Raises ``InexpressibleError``."""
+    rules = _fold_mask_rules(case, arrays)
     inputs = {
         onnx_name: arrays[name_in_case] for name_in_case, onnx_name in (("query", "Q"), ("key", "K"), ("value", "V"))
     }
@@ -230,17 +234,17 @@ def attention_test(name: str, case: Case, arrays: Mapping[str, Array], stages: M
     attributes |= {option: float(case.options[option]) for option in ("scale", "softcap") if option in case.options}
     if case.merged:
         attributes |= {"q_num_heads": inputs["Q"].shape[1], "kv_num_heads": inputs["K"].shape[1]}
-        inputs = {onnx_name: side_by_side(array) for onnx_name, array in inputs.items()}
-        outputs["Y"] = side_by_side(outputs["Y"])
+        inputs = {onnx_name: merge_heads(array) for onnx_name, array in inputs.items()}
+        outputs["Y"] = merge_heads(outputs["Y"])
     inputs |= _optional_input("attn_mask", _attn_mask(case, arrays, rules))
     inputs |= {past_name: arrays[past_name] for past_name in ("past_key", "past_value") if past_name in arrays}
     inputs |= _optional_input("nonpad_kv_seqlen", rules.lengths)
     if extra := extra_stage(case):
-        attributes["qk_matmul_output_mode"] = STAGE_OF_MODE.index(_kind_of(extra))
+        attributes["qk_matmul_output_mode"] = STAGE_OF_OUTPUT_MODE.index(_operator_stage(extra))
         outputs["qk_matmul_output"] = stages[extra]
     opset = _OPSET if rules.lengths is None else _WITH_LENGTHS
     if rules.attributes.keys() & {"left_window_size", "right_window_size"}:
-        opset = WITH_WINDOWS
+        opset = OPSET_WITH_WINDOWS
     return BackendTest(name, "Attention", opset, attributes, inputs, outputs)
 
 
@@ -248,22 +252,27 @@ def _optional_input(name: str, array: Array | None) -> dict[str, Array]:
     return {} if array is None else {name: array}
 
 
-def _rules(case: Case, arrays: Mapping[str, Array]) -> _Rules:
+def _fold_mask_rules(case: Case, arrays: Mapping[str, Array]) -> _MaskRules:
     """Return the rules of attention as attributes and lengths of the operator if possible, and else as one mask."""
-    attributes, mask, lengths = _positions(case), arrays.get("mask"), arrays.get("key_lengths")
+    attributes, mask, lengths = _position_attributes(case), arrays.get("mask"), arrays.get("key_lengths")
     if "query_mask" not in arrays:
-        if lengths is not None and not attributes and _is_causality_of(mask, arrays):
-            return _Rules({"is_causal": 1}, None, lengths)
-        if _has_positions(case, arrays, bool(attributes)):
-            return _Rules(attributes, mask, lengths)
-        if lengths is None and attributes and "past_key" not in arrays and _begins_at(case, arrays, _keys(arrays)):
-            return _Rules(attributes, mask, np.full(len(arrays["query"]), _keys(arrays)))
+        if lengths is not None and not attributes and _equals_causality(mask, arrays):
+            return _MaskRules({"is_causal": 1}, None, lengths)
+        if _can_express_positions(case, arrays, bool(attributes)):
+            return _MaskRules(attributes, mask, lengths)
+        if (
+            lengths is None
+            and attributes
+            and "past_key" not in arrays
+            and _are_queries_at(case, arrays, _key_count(arrays))
+        ):
+            return _MaskRules(attributes, mask, np.full(len(arrays["query"]), _key_count(arrays)))
     rows = np.arange(arrays["query"].shape[2])  # with rows, causality is part of the mask as well
     folded = Problem(case.operation, case.options, arrays).canonical(rows).inputs.get("mask")
-    return _Rules({}, folded, are_folded=True)
+    return _MaskRules({}, folded, are_folded=True)
 
 
-def _positions(case: Case) -> dict[str, int]:
+def _position_attributes(case: Case) -> dict[str, int]:
     """Return the attributes of causality and a window."""
     attributes = {"is_causal": 1} if case.options.get("is_causal") else {}
     if window := case.options.get("window"):
@@ -272,26 +281,28 @@ def _positions(case: Case) -> dict[str, int]:
     return attributes
 
 
-def _keys(arrays: Mapping[str, Array]) -> int:
+def _key_count(arrays: Mapping[str, Array]) -> int:
     past = arrays.get("past_key")
     return int(arrays["key"].shape[2]) + (0 if past is None else int(past.shape[2]))
 
 
-def _has_positions(case: Case, arrays: Mapping[str, Array], counts_positions: bool) -> bool:
+def _can_express_positions(case: Case, arrays: Mapping[str, Array], counts_positions: bool) -> bool:
     """Return whether the operator has inputs for these lengths, and the positions of these queries."""
     lengths, past = arrays.get("key_lengths"), arrays.get("past_key")
     if lengths is None:
-        return not counts_positions or _begins_at(case, arrays, 0 if past is None else past.shape[2], from_end=False)
-    return past is None and (not counts_positions or _begins_at(case, arrays, lengths))
+        return not counts_positions or _are_queries_at(
+            case, arrays, 0 if past is None else past.shape[2], from_end=False
+        )
+    return past is None and (not counts_positions or _are_queries_at(case, arrays, lengths))
 
 
-def _begins_at(case: Case, arrays: Mapping[str, Array], at: Array | int, *, from_end: bool = True) -> bool:
+def _are_queries_at(case: Case, arrays: Mapping[str, Array], at: Array | int, *, from_end: bool = True) -> bool:
     """Return whether the first query of each batch entry is at a position, or ``from_end``, the last one before it."""
     offsets = arrays.get("query_offsets", np.array(query_offset(case.options, arrays)))
     return bool((offsets == np.asarray(at) - (arrays["query"].shape[2] if from_end else 0)).all())
 
 
-def _is_causality_of(mask: Array | None, arrays: Mapping[str, Array]) -> bool:
+def _equals_causality(mask: Array | None, arrays: Mapping[str, Array]) -> bool:
     """Return whether a mask equals is_causal with lengths: the last query has the position of the last used key."""
     if mask is None:
         return False
@@ -301,7 +312,7 @@ def _is_causality_of(mask: Array | None, arrays: Mapping[str, Array]) -> bool:
     return mask.shape == causal.shape and bool((mask == causal).all())
 
 
-def _attn_mask(case: Case, arrays: Mapping[str, Array], rules: _Rules) -> Array | None:
+def _attn_mask(case: Case, arrays: Mapping[str, Array], rules: _MaskRules) -> Array | None:
     """Return attn_mask, in the shape in which it is stored in the case's file if it is one input of the case.
 
     Any other attn_mask has all queries and keys: the operator appends keys to a short one, and its implementations
@@ -315,10 +326,10 @@ def _attn_mask(case: Case, arrays: Mapping[str, Array], rules: _Rules) -> Array 
     if array is None:
         return None
     shape = shape_in_file(case, name) if is_input and not (name == "mask" and rules.are_folded) else None
-    if shape is None or array.shape[-1] < _keys(arrays):
-        lengths = arrays["query"].shape[2], _keys(arrays)
+    if shape is None or array.shape[-1] < _key_count(arrays):
+        lengths = arrays["query"].shape[2], _key_count(arrays)
         return np.ascontiguousarray(np.broadcast_to(array, (*array.shape[:-2], *lengths)))
-    if padded(case, name) is not None:
+    if mask_before_padding(case, name) is not None:
         if rules.lengths is None or shape[-1] < rules.lengths.max(initial=0):
             return array
         array = array[..., : shape[-1]]

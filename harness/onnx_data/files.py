@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from attncheck.backends.onnx_attention import INPUTS, OUTPUTS, TYPES, up_to_the_last
+from attncheck.backends.onnx_attention import INPUTS, ONNX_TYPES, OUTPUTS, names_up_to_last_present
 from attncheck.common.errors import OnnxDataError, OutputError
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading.array_kinds import StoredArray
@@ -33,14 +33,14 @@ OPERATORS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "Softmax": (("input",), ("output",)),
 }
 """The operators with an operation of cases, and the standard's names of their inputs and outputs."""
-_MAX_MODEL = 2**24
+_MAX_MODEL_BYTES = 2**24
 """The largest size in bytes of a model of one node without numbers."""
-_NAMES_SHOWN = 3
+_MAX_NAMES = 3
 _DOMAINS = ("", "ai.onnx")
-_DTYPES = {number: name for name, number in TYPES.items()}
+_DTYPE_OF_ONNX_TYPE = {number: name for name, number in ONNX_TYPES.items()}
 
 
-class NotACase(Exception):
+class InexpressibleError(Exception):
     """A test that no case can express, or the reverse, with the reason."""
 
 
@@ -56,7 +56,7 @@ class BackendTest:
     outputs: Mapping[str, Array]
 
 
-def folders_of(folder: Path) -> list[Path]:
+def test_folders(folder: Path) -> list[Path]:
     """Return the folders of tests in a folder, or the folder itself. Raises ``OnnxDataError`` if there is none."""
     try:
         folders = [folder] if (folder / MODEL).is_file() else sorted(path.parent for path in folder.glob(f"*/{MODEL}"))
@@ -70,9 +70,9 @@ def folders_of(folder: Path) -> list[Path]:
 def read_tests(folder: Path) -> Iterator[BackendTest]:
     """Yield the data sets of a test.
 
-    Raises ``NotACase`` unless the model is one of the ``OPERATORS``, and ``OnnxDataError`` for a damaged file.
+    Raises ``InexpressibleError`` unless the model is one of the ``OPERATORS``, and ``OnnxDataError`` for damaged files.
     """
-    model = _parsed(folder / MODEL, onnx.ModelProto, _MAX_MODEL)
+    model = _parse_protobuf(folder / MODEL, onnx.ModelProto, _MAX_MODEL_BYTES)
     node = _only_node(model, folder / MODEL)
     input_names, output_names = OPERATORS[node.op_type]
     opset = next((imported.version for imported in model.opset_import if imported.domain in _DOMAINS), 0)
@@ -82,33 +82,35 @@ def read_tests(folder: Path) -> Iterator[BackendTest]:
     for place in sets:
         number = place.name.removeprefix(DATA_SET)
         name = folder.resolve().name + ("" if number == "0" else f"_{number}")
-        inputs = _arrays([value.name for value in model.graph.input], place, "input")
-        outputs = _arrays([value.name for value in model.graph.output], place, "output")
+        inputs = _read_tensors([value.name for value in model.graph.input], place, "input")
+        outputs = _read_tensors([value.name for value in model.graph.output], place, "output")
         yield BackendTest(
             name,
             node.op_type,
             opset,
             {attribute.name: _attribute_value(attribute, place) for attribute in node.attribute},
-            _by_formal_names(node.input, input_names, inputs, place),
-            _by_formal_names(node.output, output_names, outputs, place),
+            _name_by_standard(node.input, input_names, inputs, place),
+            _name_by_standard(node.output, output_names, outputs, place),
         )
 
 
 def _only_node(model: Any, path: Path) -> Any:
     """Return a model's only node.
 
-    Raises ``NotACase`` if it has more nodes, or another operator, and ``OnnxDataError`` if it has none.
+    Raises ``InexpressibleError`` if it has more nodes, or another operator, and ``OnnxDataError`` if it has none.
     """
     nodes = list(model.graph.node)
     if not nodes:
         raise OnnxDataError(f"{path} has no node; expected a model of one operator")
     if len(nodes) > 1:
-        raise NotACase("a graph of several nodes, as an operator that is written out: no node says what is computed")
+        raise InexpressibleError(
+            "a graph of several nodes, as an operator that is written out: no node says what is computed"
+        )
     node = nodes[0]
     if node.op_type not in OPERATORS or node.domain not in _DOMAINS:
-        raise NotACase("another operator than Attention and Softmax")
+        raise InexpressibleError("another operator than Attention and Softmax")
     if model.graph.initializer or model.graph.sparse_initializer:
-        raise NotACase("a model with numbers in it, which are no inputs")
+        raise InexpressibleError("a model with numbers in it, which are no inputs")
     return node
 
 
@@ -119,7 +121,7 @@ def _attribute_value(attribute: Any, place: Path) -> Any:
         raise OnnxDataError(f"{place.parent / MODEL}: attribute {attribute.name[:40]!r}: {str(error)[:120]}") from None
 
 
-def _by_formal_names(
+def _name_by_standard(
     names: Sequence[str], formal: Sequence[str], arrays: Mapping[str, Array], place: Path
 ) -> dict[str, Array]:
     """Return the inputs or outputs of a node by the standard's names; an empty name is left out."""
@@ -136,19 +138,22 @@ def _by_formal_names(
     return by_name
 
 
-def _arrays(names: Sequence[str], place: Path, kind: str) -> dict[str, Array]:
+def _read_tensors(names: Sequence[str], place: Path, kind: str) -> dict[str, Array]:
     return {name: read_tensor(place / f"{kind}_{number}.pb") for number, name in enumerate(names)}
 
 
 def read_tensor(path: Path) -> Array:
-    """Return the array of a TensorProto. Raises ``OnnxDataError``, and ``NotACase`` for a dtype that cases lack."""
-    tensor = _parsed(path, onnx.TensorProto, MAX_FILE)
+    """Return the array of a TensorProto.
+
+    Raises ``OnnxDataError``, and ``InexpressibleError`` for a dtype that cases lack.
+    """
+    tensor = _parse_protobuf(path, onnx.TensorProto, MAX_FILE)
     if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
         raise OnnxDataError(f"{path}: its numbers lie in another file, which is not read; store them in the tensor")
     if tensor.data_type == onnx.TensorProto.UNDEFINED:
         raise OnnxDataError(f"{path} is no TensorProto: it says no type of its numbers")
-    if tensor.data_type not in _DTYPES:
-        raise NotACase("numbers of a type that no case has")
+    if tensor.data_type not in _DTYPE_OF_ONNX_TYPE:
+        raise InexpressibleError("numbers of a type that no case has")
     if any(length < 0 for length in tensor.dims) or math.prod(max(1, length) for length in tensor.dims) > MAX_STORED:
         shape = "x".join(map(str, tensor.dims[:8]))
         raise OnnxDataError(f"{path}: a tensor of {shape}; expected at most {MAX_STORED} numbers")
@@ -158,7 +163,7 @@ def read_tensor(path: Path) -> Array:
         raise OnnxDataError(f"{path} is damaged or cut off: {str(error)[:120]}") from None
 
 
-def _parsed(path: Path, kind: Any, largest: int) -> Any:
+def _parse_protobuf(path: Path, kind: Any, largest: int) -> Any:
     try:
         with path.open("rb") as file:
             data = file.read(largest + 1)
@@ -181,21 +186,24 @@ def write_test(folder: Path, test: BackendTest) -> None:
         raise OutputError(f"{data} is already there; remove it, or name another folder")
     with OutputError.where(folder):
         data.mkdir(parents=True)
-        (folder / MODEL).write_bytes(_model_of(test).SerializeToString())
+        (folder / MODEL).write_bytes(_make_model(test).SerializeToString())
         for kind, arrays in (("input", test.inputs), ("output", test.outputs)):
             for number, (name, array) in enumerate(arrays.items()):
                 tensor = numpy_helper.from_array(np.ascontiguousarray(array), name)
                 (data / f"{kind}_{number}.pb").write_bytes(tensor.SerializeToString())
 
 
-def _model_of(test: BackendTest) -> Any:
+def _make_model(test: BackendTest) -> Any:
     names = [
-        [name if name in arrays else "" for name in up_to_the_last(formal, arrays)]
+        [name if name in arrays else "" for name in names_up_to_last_present(formal, arrays)]
         for formal, arrays in zip(OPERATORS[test.operator], (test.inputs, test.outputs), strict=True)
     ]
     node = helper.make_node(test.operator, *names, **test.attributes)
     infos = [
-        [helper.make_tensor_value_info(name, TYPES[array.dtype.name], array.shape) for name, array in arrays.items()]
+        [
+            helper.make_tensor_value_info(name, ONNX_TYPES[array.dtype.name], array.shape)
+            for name, array in arrays.items()
+        ]
         for arrays in (test.inputs, test.outputs)
     ]
     graph = helper.make_graph([node], test.name, *infos)
@@ -208,7 +216,7 @@ Source = dict[str, Any]
 
 
 @dataclass
-class Entry:
+class OnnxCaseEntry:
     """A case as far as it is known; ``notes`` are the parts of the test that the case does not express.
 
     ``inputs`` and ``expected`` stages refer to arrays by name; ``beside`` are these arrays.
@@ -244,68 +252,72 @@ class Entry:
         fields: dict[str, Any] = {
             "name": name,
             "id": identity,
-            "inputs": {name: _with_file(source, place) for name, source in self.inputs.items()},
+            "inputs": {name: _add_file_references(source, place) for name, source in self.inputs.items()},
             "options": self.options,
             "dtypes": [self.dtype],
             "layout": "merged" if self.is_merged else None,
             "allow_nonfinite": True if is_nonfinite else None,
             "computed_in": self.dtype if self.expected else None,
-            "expect": [{**expected, "printed": _with_file(expected["printed"], place)} for expected in self.expected],
+            "expect": [
+                {**expected, "printed": _add_file_references(expected["printed"], place)} for expected in self.expected
+            ],
             "notes": self.notes,
         }
         return {key: value for key, value in fields.items() if value not in (None, {}, [])}
 
 
-def _with_file(source: Any, place: dict[str, str]) -> Any:
+def _add_file_references(source: Any, place: dict[str, str]) -> Any:
     """Add the file and its checksum to every reference to an array."""
     if isinstance(source, list):
-        return [_with_file(item, place) for item in source]
+        return [_add_file_references(item, place) for item in source]
     if not isinstance(source, dict):
         return source
-    fields = {key: _with_file(value, place) for key, value in source.items()}
+    fields = {key: _add_file_references(value, place) for key, value in source.items()}
     return {"file": place["file"], **fields, "sha256": place["sha256"]} if "name" in source else fields
 
 
-def begin(test: BackendTest, operation: str, numbers: tuple[str, ...], known: frozenset[str]) -> Entry:
-    """Begin a case in the dtype of a test's ``numbers``. Raises ``NotACase`` if they differ, or no case has the dtype.
+def begin_case(test: BackendTest, operation: str, numbers: tuple[str, ...], known: frozenset[str]) -> OnnxCaseEntry:
+    """Begin a case in the dtype of a test's ``numbers``.
+
+    Raises ``InexpressibleError`` if they differ, or no case has the dtype.
 
     ``known`` are the attributes that a case can express.
     """
     missing = [name for name in numbers[:1] if name not in test.inputs]
     if missing or not test.outputs:
-        raise NotACase("a node without its first input, or without an output")
+        raise InexpressibleError("a node without its first input, or without an output")
     unknown = sorted(test.attributes.keys() - known)
     if unknown:
-        raise NotACase(f"an attribute {unknown[0]}")
+        raise InexpressibleError(f"an attribute {unknown[0]}")
     for name, value in test.attributes.items():
         if not isinstance(value, int | float):
-            raise NotACase(f"an attribute {name} that is no number")
+            raise InexpressibleError(f"an attribute {name} that is no number")
     dtypes = {test.inputs[name].dtype.name for name in numbers if name in test.inputs}
     if len(dtypes) > 1 or not dtypes <= set(DTYPES):
-        raise NotACase(f"inputs of {' and '.join(sorted(dtypes))}")
-    return Entry(operation, dtypes.pop())
+        raise InexpressibleError(f"inputs of {' and '.join(sorted(dtypes))}")
+    return OnnxCaseEntry(operation, dtypes.pop())
 
 
 def counted_names(names: Sequence[str]) -> str:
     """Return the number of names, and the first of them."""
-    listed = ", ".join(names[:_NAMES_SHOWN])
-    return f"{len(names):,} ({listed}{', ...' if len(names) > _NAMES_SHOWN else ''})"
+    listed = ", ".join(names[:_MAX_NAMES])
+    return f"{len(names):,} ({listed}{', ...' if len(names) > _MAX_NAMES else ''})"
 
 
 def shape_in_file(case: Case, name: str) -> Shape | None:
     """Return the shape in its file of an input that is stored in one; None for any other input."""
-    return _shape(padded(case, name) or _source(case, name))
+    return _stored_shape(mask_before_padding(case, name) or _input_source(case, name))
 
 
-def is_turned(case: Case, name: str) -> bool:
+def is_stored_transposed(case: Case, name: str) -> bool:
     """Return whether an input is stored in a file with its last two axes swapped."""
-    source = _source(case, name)
+    source = _input_source(case, name)
     return isinstance(source, StoredArray) and source.transpose
 
 
-def padded(case: Case, name: str) -> kinds.Array | None:
+def mask_before_padding(case: Case, name: str) -> kinds.Array | None:
     """Return a mask or a bias without the forbidden keys that are appended to it; None if there are none."""
-    source = _source(case, name)
+    source = _input_source(case, name)
     match source:
         case kinds.Concat(concat=[StoredArray() as first, kinds.Constant() as rest], axis=-1) if not (
             source.is_arranged
@@ -314,34 +326,37 @@ def padded(case: Case, name: str) -> kinds.Array | None:
     return None
 
 
-def _source(case: Case, name: str) -> kinds.Array:
+def _input_source(case: Case, name: str) -> kinds.Array:
     source = case.inputs[name]
     return case.arrays[source.ref] if isinstance(source, kinds.Reference) and not source.is_arranged else source
 
 
-def _shape(source: kinds.Array) -> Shape | None:
+def _stored_shape(source: kinds.Array) -> Shape | None:
     if not isinstance(source, StoredArray) or source.contents is None or source.rows is not None:
         return None
     return source.contents.shape
 
 
-_OPSET = 13
+_SOFTMAX_OPSET = 13
 """The first opset whose Softmax has one axis. Before, the axis was the place at which the array became a matrix."""
 
 
-def softmax_entry(test: BackendTest) -> Entry:
-    """Return the case of a test: along the last axis but one, its array is transposed. Raises ``NotACase``."""
-    entry = begin(test, "softmax", ("input",), frozenset({"axis"}))
-    if test.opset < _OPSET:
-        raise NotACase(f"a Softmax of before opset {_OPSET}, which folds its array to a matrix")
+def softmax_entry(test: BackendTest) -> OnnxCaseEntry:
+    """Return the case of a test. If it is along the last axis but one, its array is transposed.
+
+    Raises ``InexpressibleError`` if no case can express the test.
+    """
+    entry = begin_case(test, "softmax", ("input",), frozenset({"axis"}))
+    if test.opset < _SOFTMAX_OPSET:
+        raise InexpressibleError(f"a Softmax of before opset {_SOFTMAX_OPSET}, which folds its array to a matrix")
     scores, output = test.inputs["input"], test.outputs["output"]
     if scores.ndim < 1:
-        raise NotACase("a Softmax of a single number")
+        raise InexpressibleError("a Softmax of a single number")
     axis = int(test.attributes.get("axis", -1))
     axis = axis - scores.ndim if axis >= 0 else axis
     if axis not in (-1, -2):
-        raise NotACase("a Softmax along another axis than the last two")
-    _check_rows(scores, axis)
+        raise InexpressibleError("a Softmax along another axis than the last two")
+    _require_finite_rows(scores, axis)
     source = entry.stored("input", scores)
     entry.inputs["scores"] = {**source, "transpose": True} if axis == -2 else source
     entry.expect("weights", "output", output, transpose=axis == -2)
@@ -349,18 +364,18 @@ def softmax_entry(test: BackendTest) -> Entry:
 
 
 def softmax_test(name: str, case: Case, arrays: Mapping[str, Array], weights: Array) -> BackendTest:
-    """Return the test of a case and its exact weights, both of four axes. Raises ``NotACase``."""
-    scores, turned = arrays["scores"], is_turned(case, "scores")
-    _check_rows(scores, -1)
+    """Return the test of a case and its exact weights, both of four axes. Raises ``InexpressibleError``."""
+    scores, turned = arrays["scores"], is_stored_transposed(case, "scores")
+    _require_finite_rows(scores, -1)
     shape = shape_in_file(case, "scores") or scores.shape
     if turned:
         scores, weights = (np.swapaxes(array, -1, -2) for array in (scores, weights))
     scores, weights = (array.reshape(shape) for array in (scores, weights))
     attributes = {"axis": scores.ndim - 2} if turned else {}
-    return BackendTest(name, "Softmax", _OPSET, attributes, {"input": scores}, {"output": weights})
+    return BackendTest(name, "Softmax", _SOFTMAX_OPSET, attributes, {"input": scores}, {"output": weights})
 
 
-def _check_rows(scores: Array, axis: int) -> None:
+def _require_finite_rows(scores: Array, axis: int) -> None:
     """Refuse a row without a finite score: its result is a convention in cases, and NaN by ONNX's formula."""
     if (scores == -np.inf).all(axis=axis).any():
-        raise NotACase("a row of minus infinity alone, of which ONNX's Softmax makes NaN")
+        raise InexpressibleError("a row of minus infinity alone, of which ONNX's Softmax makes NaN")

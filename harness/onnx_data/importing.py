@@ -14,33 +14,33 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from attncheck.backends.onnx_attention import STAGE_OF_MODE, by_head, side_by_side
+from attncheck.backends.onnx_attention import STAGE_OF_OUTPUT_MODE, merge_heads, split_heads
 from attncheck.common.errors import CaseError, OutputError
 from attncheck.common.wording import slug
 from attncheck.onnx_data.files import (
     BackendTest,
-    Entry,
-    NotACase,
+    InexpressibleError,
+    OnnxCaseEntry,
     Source,
-    begin,
+    begin_case,
     counted_names,
-    folders_of,
     read_tests,
     softmax_entry,
+    test_folders,
 )
 from attncheck.reading.loader import case_of_data
 from attncheck.reading.lowering import Array, within_window
 from attncheck.reading.written_cases import case_text, stored_arrays
 from attncheck.spec.dtypes import numpy_dtype
 
-_ATTRIBUTES = frozenset(
+_KNOWN_ATTRIBUTES = frozenset(
     {
         *("is_causal", "scale", "softcap", "left_window_size", "right_window_size"),
         *("q_num_heads", "kv_num_heads", "softmax_precision", "qk_matmul_output_mode"),
     }
 )
-_NUMBERS = ("Q", "K", "V", "past_key", "past_value")
-_PRECISIONS = {
+_NUMERIC_INPUTS = ("Q", "K", "V", "past_key", "past_value")
+_SOFTMAX_PRECISIONS = {
     TensorProto.FLOAT: "float32",
     TensorProto.DOUBLE: "float64",
     TensorProto.FLOAT16: "float16",
@@ -49,7 +49,7 @@ _PRECISIONS = {
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class _AttentionSizes:
     """Heads, the lengths of the queries, of all keys and of the past, and whether heads are side by side."""
 
     heads: int
@@ -60,10 +60,10 @@ class _Sizes:
     is_merged: bool
 
 
-def attention_entry(test: BackendTest) -> Entry:
-    """Return the case of a test. Raises ``NotACase`` if no case can express it."""
-    entry = begin(test, "attention", _NUMBERS, _ATTRIBUTES)
-    sizes = _sizes(test)
+def attention_entry(test: BackendTest) -> OnnxCaseEntry:
+    """Return the case of a test. Raises ``InexpressibleError`` if no case can express it."""
+    entry = begin_case(test, "attention", _NUMERIC_INPUTS, _KNOWN_ATTRIBUTES)
+    sizes = _attention_sizes(test)
     entry.is_merged = sizes.is_merged
     if sizes.is_merged:
         entry.options |= {"heads": sizes.heads, "kv_heads": sizes.kv_heads}
@@ -72,82 +72,82 @@ def attention_entry(test: BackendTest) -> Entry:
     for name in ("past_key", "past_value"):
         if name in test.inputs:
             past = test.inputs[name]
-            entry.inputs[name] = entry.stored(name, side_by_side(past) if sizes.is_merged else past)
-    _take_options(entry, test)
-    _take_mask(entry, test, sizes)
-    _take_lengths(entry, test, sizes)
-    _take_outputs(entry, test, sizes)
+            entry.inputs[name] = entry.stored(name, merge_heads(past) if sizes.is_merged else past)
+    _add_options(entry, test)
+    _add_mask(entry, test, sizes)
+    _add_lengths(entry, test, sizes)
+    _add_expectations(entry, test, sizes)
     return entry
 
 
-def _sizes(test: BackendTest) -> _Sizes:
+def _attention_sizes(test: BackendTest) -> _AttentionSizes:
     if any(name not in test.inputs for name in ("Q", "K", "V")):
-        raise NotACase("a node without Q, K or V")
+        raise InexpressibleError("a node without Q, K or V")
     query, key, value = (test.inputs[name] for name in ("Q", "K", "V"))
     ranks = {query.ndim, key.ndim, value.ndim}
     if ranks not in ({3}, {4}):
-        raise NotACase(f"Q, K and V of {' and '.join(map(str, sorted(ranks)))} axes")
+        raise InexpressibleError(f"Q, K and V of {' and '.join(map(str, sorted(ranks)))} axes")
     is_merged = ranks == {3}
     past = test.inputs.get("past_key")
     if ("past_key" in test.inputs) != ("past_value" in test.inputs):
-        raise NotACase("past_key without past_value")
+        raise InexpressibleError("past_key without past_value")
     if past is not None and (past.ndim != 4 or test.inputs["past_value"].ndim != 4):
-        raise NotACase("a past of other than 4 axes")
+        raise InexpressibleError("a past of other than 4 axes")
     heads, kv_heads = query.shape[1], key.shape[1]
     if is_merged:
         heads, kv_heads = (int(test.attributes.get(name, 0)) for name in ("q_num_heads", "kv_num_heads"))
         if min(heads, kv_heads) < 1:
-            raise NotACase("Q, K and V of 3 axes without q_num_heads and kv_num_heads")
+            raise InexpressibleError("Q, K and V of 3 axes without q_num_heads and kv_num_heads")
     before = 0 if past is None else past.shape[2]
-    return _Sizes(heads, kv_heads, query.shape[-2], before + key.shape[-2], before, is_merged)
+    return _AttentionSizes(heads, kv_heads, query.shape[-2], before + key.shape[-2], before, is_merged)
 
 
-def _by_head(array: Array, heads: int) -> Array:
+def _split_heads(array: Array, heads: int) -> Array:
     """Split the heads: (B, L, H D) -> (B, H, L, D)."""
     if array.shape[-1] % heads:
-        raise NotACase("a width that its heads do not share evenly")
-    return np.ascontiguousarray(by_head(array, heads))
+        raise InexpressibleError("a width that its heads do not share evenly")
+    return np.ascontiguousarray(split_heads(array, heads))
 
 
-def _take_options(entry: Entry, test: BackendTest) -> None:
+def _add_options(entry: OnnxCaseEntry, test: BackendTest) -> None:
     attributes = test.attributes
     if attributes.get("is_causal"):
         entry.options["is_causal"] = True
     if "scale" in attributes:
         if not attributes["scale"] > 0:
-            raise NotACase("a scale that is not positive")
+            raise InexpressibleError("a scale that is not positive")
         entry.options["scale"] = float(attributes["scale"])
     if attributes.get("softcap"):
         if not attributes["softcap"] > 0:
-            raise NotACase("a softcap that is not positive")
+            raise InexpressibleError("a softcap that is not positive")
         entry.options["softcap"] = float(attributes["softcap"])
     window = [int(attributes.get(name, -1)) for name in ("left_window_size", "right_window_size")]
     if min(window) < -1:
-        raise NotACase("a side of a window below -1")
+        raise InexpressibleError("a side of a window below -1")
     if max(window) >= 0:
         entry.options["window"] = [None if side < 0 else side for side in window]
     if "softmax_precision" not in attributes:
         return
     # A case has no precision of its softmax: its bounds are those of its dtype.
-    precision, size = _PRECISIONS.get(int(attributes["softmax_precision"])), numpy_dtype(entry.dtype).itemsize
+    precision, size = _SOFTMAX_PRECISIONS.get(int(attributes["softmax_precision"])), numpy_dtype(entry.dtype).itemsize
     if precision is None or (precision != entry.dtype and numpy_dtype(precision).itemsize <= size):
-        raise NotACase("a softmax_precision that is narrower than its inputs")
+        raise InexpressibleError("a softmax_precision that is narrower than its inputs")
     entry.notes.append(f"softmax_precision ({precision}) is left out: it does not change the exact answer")
 
 
-def _take_mask(entry: Entry, test: BackendTest, sizes: _Sizes) -> None:
+def _add_mask(entry: OnnxCaseEntry, test: BackendTest, sizes: _AttentionSizes) -> None:
     """Enter attn_mask as a mask or a bias, and write out the keys that the operator adds to a short one."""
     mask = test.inputs.get("attn_mask")
     if mask is None:
         return
     if mask.dtype.name not in ("bool", entry.dtype):
-        raise NotACase(f"an attn_mask of {mask.dtype.name} beside inputs of {entry.dtype}")
+        raise InexpressibleError(f"an attn_mask of {mask.dtype.name} beside inputs of {entry.dtype}")
     if not 1 <= mask.ndim <= 4:
-        raise NotACase(f"an attn_mask of {mask.ndim} axes")
+        raise InexpressibleError(f"an attn_mask of {mask.ndim} axes")
     source: Source = entry.stored("attn_mask", mask)
     is_boolean, length = mask.dtype == np.bool_, mask.shape[-1]
     if length == 1 < sizes.keys:
-        raise NotACase("an attn_mask of one key, which is either spread over all keys or padded")
+        raise InexpressibleError("an attn_mask of one key, which is either spread over all keys or padded")
     if length < sizes.keys:
         padding = {
             "constant": 0 if is_boolean else float("-inf"),
@@ -157,13 +157,13 @@ def _take_mask(entry: Entry, test: BackendTest, sizes: _Sizes) -> None:
     entry.inputs["mask" if is_boolean else "bias"] = source
 
 
-def _take_lengths(entry: Entry, test: BackendTest, sizes: _Sizes) -> None:
+def _add_lengths(entry: OnnxCaseEntry, test: BackendTest, sizes: _AttentionSizes) -> None:
     """Enter nonpad_kv_seqlen: with it, the last query has the position of the last key that is used."""
     lengths = test.inputs.get("nonpad_kv_seqlen")
     if lengths is None:
         return
     if sizes.past:
-        raise NotACase("nonpad_kv_seqlen behind a past")
+        raise InexpressibleError("nonpad_kv_seqlen behind a past")
     entry.inputs["key_lengths"] = entry.stored("nonpad_kv_seqlen", lengths)
     if not entry.options.keys() & {"is_causal", "window"}:
         return
@@ -183,38 +183,41 @@ def _take_lengths(entry: Entry, test: BackendTest, sizes: _Sizes) -> None:
     )
 
 
-def _take_outputs(entry: Entry, test: BackendTest, sizes: _Sizes) -> None:
+def _add_expectations(entry: OnnxCaseEntry, test: BackendTest, sizes: _AttentionSizes) -> None:
     for name in ("K", "V"):
         present, past = (f"{word}_{'key' if name == 'K' else 'value'}" for word in ("present", "past"))
         if present in test.outputs:
-            new = _by_head(test.inputs[name], sizes.kv_heads) if sizes.is_merged else test.inputs[name]
+            new = _split_heads(test.inputs[name], sizes.kv_heads) if sizes.is_merged else test.inputs[name]
             whole = np.concatenate([test.inputs[past], new], axis=2) if past in test.inputs else new
             if whole.tobytes() != np.ascontiguousarray(test.outputs[present]).tobytes():
-                raise NotACase(f"a {present} that is not the past with what is new behind it")
+                raise InexpressibleError(f"a {present} that is not the past with what is new behind it")
     if "Y" in test.outputs:
         output = test.outputs["Y"]
-        entry.expect("output", "Y", _by_head(output, sizes.heads) if sizes.is_merged else output)
+        entry.expect("output", "Y", _split_heads(output, sizes.heads) if sizes.is_merged else output)
     if "qk_matmul_output" in test.outputs:
-        entry.expect(_stage_of(entry, test), "qk_matmul_output", test.outputs["qk_matmul_output"])
+        entry.expect(_matmul_output_stage(entry, test), "qk_matmul_output", test.outputs["qk_matmul_output"])
 
 
-def _stage_of(entry: Entry, test: BackendTest) -> str:
+def _matmul_output_stage(entry: OnnxCaseEntry, test: BackendTest) -> str:
     """Return the stage that qk_matmul_output_mode selects."""
     mode = int(test.attributes.get("qk_matmul_output_mode", 0))
-    if not 0 <= mode < len(STAGE_OF_MODE):
-        raise NotACase(f"a qk_matmul_output_mode of {mode}")
-    stage = STAGE_OF_MODE[mode]
+    if not 0 <= mode < len(STAGE_OF_OUTPUT_MODE):
+        raise InexpressibleError(f"a qk_matmul_output_mode of {mode}")
+    stage = STAGE_OF_OUTPUT_MODE[mode]
     forbids = entry.options.keys() & {"is_causal", "window"} or entry.inputs.keys() & {"mask", "key_lengths"}
     if stage == "masked" and not forbids:
         stage = "biased" if "bias" in entry.inputs else "capped"
     return "scores" if stage == "capped" and "softcap" not in entry.options else stage
 
 
-_ENTRIES: Mapping[str, Callable[[BackendTest], Entry]] = {"Attention": attention_entry, "Softmax": softmax_entry}
+_ENTRY_FUNCTIONS: Mapping[str, Callable[[BackendTest], OnnxCaseEntry]] = {
+    "Attention": attention_entry,
+    "Softmax": softmax_entry,
+}
 
 
 @dataclass
-class Imported:
+class ImportResult:
     """The number of written cases by file, and the tests that were left out by reason.
 
     ``notes`` are the parts of tests that their cases do not express.
@@ -225,13 +228,13 @@ class Imported:
     notes: dict[str, list[str]] = field(default_factory=dict)
 
 
-def import_tests(folder: Path, output: Path) -> Imported:
+def import_tests(folder: Path, output: Path) -> ImportResult:
     """Write the tests of a folder as cases. Raises ``OnnxDataError``, and ``OutputError`` if a file exists already."""
-    importing = _Importing(output)
+    importing = _TestImport(output)
     try:
-        for place in folders_of(folder):
-            importing.take(place)
-        return importing.finish()
+        for place in test_folders(folder):
+            importing.import_test(place)
+        return importing.write_case_files()
     except BaseException:  # half of a folder of cases is none
         for path in importing.written:
             path.unlink(missing_ok=True)
@@ -239,46 +242,46 @@ def import_tests(folder: Path, output: Path) -> Imported:
 
 
 @dataclass
-class _Importing:
+class _TestImport:
     """The result of an import: the entries of each file, and the paths that were ``written``."""
 
     output: Path
-    imported: Imported = field(default_factory=Imported)
+    imported: ImportResult = field(default_factory=ImportResult)
     cases: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     written: list[Path] = field(default_factory=list)
 
-    def take(self, place: Path) -> None:
+    def import_test(self, place: Path) -> None:
         """Make cases of the data sets of a test, or store the reason why not."""
         try:
             for test in read_tests(place):
-                self._take(test)
-        except NotACase as reason:
+                self._import_data_set(test)
+        except InexpressibleError as reason:
             self.imported.left_out.setdefault(str(reason), []).append(place.resolve().name)
 
-    def _take(self, test: BackendTest) -> None:
+    def _import_data_set(self, test: BackendTest) -> None:
         try:
-            entry = _ENTRIES[test.operator](test)
+            entry = _ENTRY_FUNCTIONS[test.operator](test)
         except ValueError as error:  # NumPy's, of arrays that do not go together
-            raise NotACase(f"shapes that do not fit together: {error}") from None
+            raise InexpressibleError(f"shapes that do not fit together: {error}") from None
         entries, identity = self.cases.setdefault(entry.operation, {}), slug(test.name)
         if identity in entries:
-            raise NotACase("another test of the same name")
+            raise InexpressibleError("another test of the same name")
         arrays = Path("arrays") / f"{test.name}.npz"
         content, checksum = stored_arrays(entry.beside)
-        self._write(self.output / arrays, content)
+        self._write_file(self.output / arrays, content)
         data = entry.data(test.name, identity, {"file": arrays.as_posix(), "sha256": checksum})
         try:
-            case_of_data(_file(entry.operation, [data]), self.output, f"{entry.operation}/{identity}")
+            case_of_data(_case_file_content(entry.operation, [data]), self.output, f"{entry.operation}/{identity}")
         except CaseError as error:
             (self.output / arrays).unlink()
             [first, *_] = error.faults
             said = ": ".join(filter(None, ["what no case may be", first.field, first.message]))
-            raise NotACase(said) from None
+            raise InexpressibleError(said) from None
         entries[identity] = data
         for note in entry.notes:
             self.imported.notes.setdefault(note, []).append(test.name)
 
-    def _write(self, path: Path, content: bytes) -> None:
+    def _write_file(self, path: Path, content: bytes) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("xb") as file:
@@ -289,18 +292,18 @@ class _Importing:
         except OSError as error:
             raise OutputError.of(path, error) from None
 
-    def finish(self) -> Imported:
+    def write_case_files(self) -> ImportResult:
         """Write the case files."""
         for operation, entries in self.cases.items():
             if entries:
                 path = self.output / f"{operation}.yaml"
-                file = _file(operation, list(entries.values()))
-                self._write(path, case_text(file).encode())
+                file = _case_file_content(operation, list(entries.values()))
+                self._write_file(path, case_text(file).encode())
                 self.imported.files[path] = len(entries)
         return self.imported
 
 
-def _file(operation: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
+def _case_file_content(operation: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
     operator = operation.capitalize()
     notes = "Inputs and outputs are those of the tests, to the last bit. Outputs are compared with the exact answer."
     return {
@@ -317,7 +320,7 @@ def _file(operation: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def lines_of(imported: Imported) -> Iterator[str]:
+def import_lines(imported: ImportResult) -> Iterator[str]:
     """Yield lines about the tests that were read and the tests that were left out."""
     for path, count in imported.files.items():
         yield f"{count:,} cases: {path}"

@@ -43,7 +43,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.lowering import Array
 from attncheck.spec import computed_stages, query_axis
 
-_OURS = "attncheck"
+_OUR_PACKAGE = "attncheck"
 
 
 class NotSeparable(UsageError):
@@ -51,7 +51,7 @@ class NotSeparable(UsageError):
 
 
 @dataclass(frozen=True, eq=False)
-class Module:
+class ModuleSource:
     """A module's text, the statement that binds each of its names, and names of ours: their module, and name in it.
 
     If a name is a module itself, its name in it is empty.
@@ -64,7 +64,7 @@ class Module:
 
 
 @dataclass(eq=False)
-class Needs:
+class NeededNames:
     """The names of each module that are kept, and those of them that other modules use."""
 
     kept: dict[str, set[str]] = field(default_factory=dict)
@@ -72,17 +72,17 @@ class Needs:
 
 
 @lru_cache
-def read_module(name: str) -> Module:
+def read_module_source(name: str) -> ModuleSource:
     """Read the source of a module of ours."""
     spec = find_spec(name)
     file = spec.origin if spec is not None else None
     assert file is not None, f"{name} is a module of ours"
     text = Path(file).read_text(encoding="utf-8")
-    module = Module(text.splitlines(), ast.parse(text), {}, {})
+    module = ModuleSource(text.splitlines(), ast.parse(text), {}, {})
     for statement in module.tree.body:
         for bound in bound_names(statement, name):
             module.bindings[bound] = statement
-        if isinstance(statement, ast.ImportFrom) and str(statement.module).partition(".")[0] == _OURS:
+        if isinstance(statement, ast.ImportFrom) and str(statement.module).partition(".")[0] == _OUR_PACKAGE:
             origin = str(statement.module)
             package = find_spec(origin)
             is_package = package is not None and package.submodule_search_locations is not None
@@ -111,9 +111,9 @@ def bound_names(statement: ast.stmt, module: str) -> list[str]:
     )
 
 
-def needs_of(root: str, names: Collection[str], whole: Collection[str] = ()) -> Needs:
+def find_needed_names(root: str, names: Collection[str], whole: Collection[str] = ()) -> NeededNames:
     """Follow every name to the names that it uses, in all modules; a module that is passed needs ``whole`` names."""
-    needs = Needs(asked={root: set(names)})
+    needs = NeededNames(asked={root: set(names)})
     todo = [(root, name) for name in names]
     while todo:
         name, bound = todo.pop()
@@ -121,39 +121,41 @@ def needs_of(root: str, names: Collection[str], whole: Collection[str] = ()) -> 
         if bound in kept:
             continue
         kept.add(bound)
-        module = read_module(name)
+        module = read_module_source(name)
         if bound in module.ours:
             asked = [module.ours[bound]] if module.ours[bound][1] else []
         else:
-            used, asked = _needed_by(name, bound)
+            used, asked = _names_used_by(name, bound)
             todo += [(name, used_name) for used_name in used]
-            asked = [pair for other_module, part in asked for pair in _parts(other_module, part, whole)]
+            asked = [pair for other_module, part in asked for pair in _used_parts(other_module, part, whole)]
         for other_module, part in asked:
             needs.asked.setdefault(other_module, set()).add(part)
             todo.append((other_module, part))
     return needs
 
 
-def _parts(name: str, part: str, whole: Collection[str]) -> Iterator[tuple[str, str]]:
+def _used_parts(name: str, part: str, whole: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield a part of a module; of a module that is passed, its ``whole`` names, or all public ones."""
     if part:
         yield name, part
         return
-    bindings = read_module(name).bindings
+    bindings = read_module_source(name).bindings
     yield from ((name, binding) for binding in bindings if binding in whole or (not whole and binding[0] != "_"))
 
 
 @cache
-def _needed_by(name: str, bound: str) -> tuple[list[str], list[tuple[str, str]]]:
+def _names_used_by(name: str, bound: str) -> tuple[list[str], list[tuple[str, str]]]:
     """Return the names that a name of a module uses in it, and those of other modules of ours."""
-    module = read_module(name)
+    module = read_module_source(name)
     statement = module.bindings[bound]
     nodes = () if isinstance(statement, ast.Import | ast.ImportFrom) else ast.walk(statement)
     used = {node.id for node in nodes if isinstance(node, ast.Name)}
-    return [used_name for used_name in used if used_name in module.bindings], list(_attributes(module, statement))
+    return [used_name for used_name in used if used_name in module.bindings], list(
+        _module_attributes(module, statement)
+    )
 
 
-def _attributes(module: Module, statement: ast.stmt) -> Iterator[tuple[str, str]]:
+def _module_attributes(module: ModuleSource, statement: ast.stmt) -> Iterator[tuple[str, str]]:
     """Yield the names of other modules of ours that a statement uses as module.function."""
     for node in ast.walk(statement):
         match node:
@@ -165,50 +167,58 @@ def _attributes(module: Module, statement: ast.stmt) -> Iterator[tuple[str, str]
                         yield module.ours[argument.id][0], ""
 
 
-def in_order(name: str, needs: Needs) -> Iterator[str]:
+def modules_in_order(name: str, needs: NeededNames) -> Iterator[str]:
     """Yield the modules that a module uses before the module itself."""
-    module = read_module(name)
+    module = read_module_source(name)
     for bound in sorted(needs.kept[name] & module.ours.keys()):
-        yield from in_order(module.ours[bound][0], needs)
+        yield from modules_in_order(module.ours[bound][0], needs)
     yield name
 
 
-def inlined(module: str, names: Collection[str], whole: Collection[str] = ()) -> str:
+def inline_module(module: str, names: Collection[str], whole: Collection[str] = ()) -> str:
     """Return code that defines a namespace with ``names`` under the module's last name, with all that it uses.
 
     If a module is passed as an argument, its ``whole`` names are kept.
     """
-    needs = needs_of(module, names, whole)
-    return "\n\n".join(_as_function(module_name, needs) for module_name in dict.fromkeys(in_order(module, needs)))
+    needs = find_needed_names(module, names, whole)
+    return "\n\n".join(
+        _module_as_function(module_name, needs) for module_name in dict.fromkeys(modules_in_order(module, needs))
+    )
 
 
-def copied(module: str, names: Collection[str]) -> str:
+def copy_functions(module: str, names: Collection[str]) -> str:
     """Return the code of functions of a module that use no other module of ours, unchanged."""
-    needs = needs_of(module, names)
-    return _body(module, needs, between=2)
+    needs = find_needed_names(module, names)
+    return _kept_statements(module, needs, between=2)
 
 
-def short(module: str) -> str:
+def short_module_name(module: str) -> str:
     """Return the name of a module in a script."""
     return module.rpartition(".")[2]
 
 
-def quoted(names: Collection[str]) -> str:
-    """Return a tuple of names as code."""
+def names_tuple_code(names: Collection[str]) -> str:
+    """Return a tuple of names as code.
+
+    Example:
+        >>> names_tuple_code(["output"])
+        '("output",)'
+    """
     return "({},)".format(", ".join(f'"{name}"' for name in names)) if names else "()"
 
 
-def _as_function(name: str, needs: Needs) -> str:
-    summary = (ast.get_docstring(read_module(name).tree) or "").partition("\n")[0]
+def _module_as_function(name: str, needs: NeededNames) -> str:
+    summary = (ast.get_docstring(read_module_source(name).tree) or "").partition("\n")[0]
     attributes = ", ".join(f"{asked_name}={asked_name}" for asked_name in sorted(needs.asked[name]))
-    body = f"{_body(name, needs)}\n\nreturn SimpleNamespace({attributes})"
+    body = f"{_kept_statements(name, needs)}\n\nreturn SimpleNamespace({attributes})"
     indented = indent(body, "    ")
-    return f'def {short(name)}():\n    """{summary}"""\n{indented}\n\n\n{short(name)} = {short(name)}()\n'
+    module = short_module_name(name)
+    return f'def {module}():\n    """{summary}"""\n{indented}\n\n\n{module} = {module}()\n'
 
 
-def _body(name: str, needs: Needs, between: int = 1) -> str:
+def _kept_statements(name: str, needs: NeededNames, between: int = 1) -> str:
     """Return the statements that bind the kept names, in their order, with the comments above them."""
-    module, kept = read_module(name), needs.kept[name]
+    module, kept = read_module_source(name), needs.kept[name]
     imports: list[str] = []
     ours: list[str] = []
     parts: list[str] = []
@@ -219,12 +229,15 @@ def _body(name: str, needs: Needs, between: int = 1) -> str:
             continue
         if bound <= module.ours.keys():
             # Instead of an import from a module of ours: a name in its namespace.
-            targets = {key: ".".join(filter(None, (short(module.ours[key][0]), module.ours[key][1]))) for key in bound}
+            targets = {
+                key: ".".join(filter(None, (short_module_name(module.ours[key][0]), module.ours[key][1])))
+                for key in bound
+            }
             ours += sorted(f"{key} = {target}" for key, target in targets.items() if key != target)
         elif isinstance(statement, ast.Import | ast.ImportFrom):
-            imports.append(_import(statement, bound))
+            imports.append(_import_code(statement, bound))
         else:
-            first, end = _span(module, statement)
+            first, end = _line_span(module, statement)
             parts += ["\n" * (0 if first == last + 1 else between)] if parts else []
             parts.append("\n".join(module.lines[first - 1 : end]) + "\n")
             last = end
@@ -232,35 +245,47 @@ def _body(name: str, needs: Needs, between: int = 1) -> str:
     return gap.join(filter(None, ["\n".join(imports), "\n".join(ours), "".join(parts).rstrip()]))
 
 
-def _span(module: Module, statement: ast.stmt) -> tuple[int, int]:
+def _line_span(module: ModuleSource, statement: ast.stmt) -> tuple[int, int]:
     first = min([statement.lineno, *(decorator.lineno for decorator in getattr(statement, "decorator_list", []))])
     while first > 1 and module.lines[first - 2].startswith("#"):
         first -= 1
     return first, statement.end_lineno or statement.lineno
 
 
-def _import(statement: ast.Import | ast.ImportFrom, bound: Collection[str]) -> str:
+def _import_code(statement: ast.Import | ast.ImportFrom, bound: Collection[str]) -> str:
     wanted = [alias for alias in statement.names if (alias.asname or alias.name.partition(".")[0]) in bound]
     if isinstance(statement, ast.Import):
         return ast.unparse(ast.Import(wanted))
     return ast.unparse(ast.ImportFrom(statement.module, wanted, 0))
 
 
-_SPELLED_OUT = 64
+_MAX_SPELLED_OUT = 64
 """Arrays of at most so many numbers are written out."""
-WIDTH = 116
+LINE_WIDTH = 116
 """Characters in a line."""
 
 
-def folded(line: str, width: int = WIDTH) -> list[str]:
-    """Break a line of code between its words; a text of several lines keeps them."""
+def fold_line(line: str, width: int = LINE_WIDTH) -> list[str]:
+    """Break a line of code between its words; a text of several lines keeps them.
+
+    Example:
+        >>> fold_line("f(first, second, third)", 12)
+        ['f(first,', '    second,', '    third)']
+    """
     if "\n" in line:
         return line.splitlines()
     return wrap(line, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
-def written(array: Array) -> str:
-    """Return the shortest expression for exactly this array."""
+def array_code(array: Array) -> str:
+    """Return the shortest expression for exactly this array.
+
+    Example:
+        >>> array_code(np.array([0.1, 2.0], np.float32))
+        'np.array([0.1, 2.], np.float32)'
+        >>> array_code(np.zeros((2, 3)))
+        'np.full((2, 3), 0.0, np.float64)'
+    """
     if not array.size:
         return f"np.zeros({array.shape}, {dtype_code(array)})"
     fill, bits = array.ravel()[-1:].reshape(()), f"u{array.itemsize}"
@@ -270,17 +295,17 @@ def written(array: Array) -> str:
             return f"np.full({array.shape}, {fill.item()!r}, {dtype_code(array)})"
         lengths = [int(last) + 1 for last in np.argwhere(differs).max(axis=0, initial=0)]
         block = array[tuple(map(slice, lengths))]
-        if 2 * block.size <= array.size and block.size <= _SPELLED_OUT:
+        if 2 * block.size <= array.size and block.size <= _MAX_SPELLED_OUT:
             after = tuple((0, whole - kept) for whole, kept in zip(array.shape, lengths, strict=True))
-            return f"np.pad({_written_out(block)}, {after}, constant_values={fill.item()!r})"
-    if array.size <= _SPELLED_OUT:
-        return _written_out(array)
+            return f"np.pad({_digits_or_bytes_code(block)}, {after}, constant_values={fill.item()!r})"
+    if array.size <= _MAX_SPELLED_OUT:
+        return _digits_or_bytes_code(array)
     text = base64.b64encode(zlib.compress(np.ascontiguousarray(array).tobytes(), 9)).decode("ascii")
-    packed = "\n".join(text[start : start + WIDTH] for start in range(0, len(text), WIDTH))
-    return _from_bytes(f'zlib.decompress(base64.b64decode("""\n{packed}"""))', array)
+    packed = "\n".join(text[start : start + LINE_WIDTH] for start in range(0, len(text), LINE_WIDTH))
+    return _bytes_code(f'zlib.decompress(base64.b64decode("""\n{packed}"""))', array)
 
 
-def _written_out(array: Array) -> str:
+def _digits_or_bytes_code(array: Array) -> str:
     """Return an array with as few digits as identify every number, or as bytes if digits do not reproduce it."""
     plain = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
     text = np.array2string(plain, separator=", ", threshold=sys.maxsize, floatmode="unique")
@@ -288,12 +313,12 @@ def _written_out(array: Array) -> str:
         # Python reads them as float64 first, and loses the payload of NaN.
         read = np.array([float(number) for number in re.findall(r"[^\[\],\s]+", text)]).astype(plain.dtype)
         if read.tobytes() != plain.tobytes():
-            return _from_bytes(f"bytes.fromhex({array.tobytes().hex()!r})", array)
+            return _bytes_code(f"bytes.fromhex({array.tobytes().hex()!r})", array)
     text = re.sub(r" +(?=[],])", "", " ".join(text.split()).replace("[ ", "["))
     return f"np.array({text}, {dtype_code(array)})"
 
 
-def _from_bytes(expression: str, array: Array) -> str:
+def _bytes_code(expression: str, array: Array) -> str:
     return f"np.frombuffer({expression}, {dtype_code(array)}).reshape({array.shape}).copy()"
 
 
@@ -332,13 +357,13 @@ class StageAnswer:
         place: Any = ...
         if self.rows is not None:
             yield f"# {len(self.rows)} query rows of {self.shape[self.axis]} are judged."
-            place = f"(..., {written(self.rows)}{', slice(None)' * (-1 - self.axis)})"
+            place = f"(..., {array_code(self.rows)}{', slice(None)' * (-1 - self.axis)})"
         if open_ := int(np.isnan(self.allowed).sum()):
             yield f"# {open_} of {np.size(self.allowed)} numbers have no exact answer."
         yield f"shape={self.shape}, dtype={self.dtype!r}, place={'...' if place is ... else place},"
         for name in ("exact", "allowed", "rest"):
             value = getattr(self, name)
-            yield f"{name}={written(value) if isinstance(value, np.ndarray) else repr(float(value))},"
+            yield f"{name}={array_code(value) if isinstance(value, np.ndarray) else repr(float(value))},"
 
 
 def expected_stages(
@@ -350,13 +375,13 @@ def expected_stages(
     computed = computed_stages(case.operation, case.options, case.inputs)
     stages = [judgement.stage for judgement in judgements] or case.judged_stages or computed
     return {
-        stage: expected_of(truth, stage, case.stage_shapes[stage], rounding_model)
+        stage: expected_stage(truth, stage, case.stage_shapes[stage], rounding_model)
         for stage in stages
         if stage in case.stage_shapes  # an unknown stage is not judged
     }
 
 
-def expected_of(truth: Truth, stage: str, shape: tuple[int, ...], rounding_model: str) -> StageAnswer:
+def expected_stage(truth: Truth, stage: str, shape: tuple[int, ...], rounding_model: str) -> StageAnswer:
     """Return the right answer of one stage, with bounds that prove a number wrong."""
     dtype = truth.bounds.dtype_of(stage)
     if stage not in truth.exact:

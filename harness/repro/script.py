@@ -33,7 +33,15 @@ from attncheck.execution.worker import THREAD_VARIABLES
 from attncheck.reading.case import Case
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
-from attncheck.repro.code import StageAnswer, copied, folded, inlined, quoted, short, written
+from attncheck.repro.code import (
+    StageAnswer,
+    array_code,
+    copy_functions,
+    fold_line,
+    inline_module,
+    names_tuple_code,
+    short_module_name,
+)
 from attncheck.spec import CONVENTIONS, result_stages
 
 PARTS = "attncheck.repro.code"
@@ -41,10 +49,10 @@ _OPERATIONS = "attncheck.execution.operations"
 _ENVIRONMENT = "attncheck.execution.environment"
 _DEVICES = "attncheck.backends.devices"
 _CALLS = "attncheck.backends.family_calls"
-_OURS = "attncheck."
+_OUR_PREFIX = "attncheck."
 _CONVERSIONS = ("prepare", "from_numpy", "to_numpy")
 _SERVICES = (*_CONVERSIONS, "describe")
-_OTHER_FILE = " (or a file that is named behind the command)"
+_OTHER_FILE_HINT = " (or a file that is named behind the command)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +69,7 @@ class UserCall:
         return {name: value for name, value in arguments.items() if isinstance(value, np.ndarray)}
 
 
-def _printable(text: str) -> str:
+def _escape_docstring(text: str) -> str:
     """Make a text safe between triple quotes of a raw string; a line break has to follow it."""
     lines = (
         "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in line)
@@ -105,7 +113,7 @@ class Script:
         loads, count, padded = "", len(self.before), self.padding.description
         if isinstance(self.entry, UserImplementation):
             module = self.entry.target.module
-            loads = f", and loads {module}{_OTHER_FILE if module.endswith('.py') else ''}"
+            loads = f", and loads {module}{_OTHER_FILE_HINT if module.endswith('.py') else ''}"
         others = f"{count} other {'calls' if count > 1 else 'call'}, and then " if count else ""
         return {
             "packages": join_words(self.packages) if self.packages[1:] else "NumPy alone",
@@ -119,16 +127,19 @@ class Script:
 
     def text(self, told: str) -> str:
         """Return the script, whose docstring is ``told``."""
-        code = [*self._function(), "", *self._calls()]
+        code = [*self._function_lines(), "", *self._call_lines()]
         made = "\n".join(code)
         parts = {name for name in ("judge", "load_file", "taken") if re.search(rf"\b{name}\(", made)}
-        body = [*self._arrays(), *([copied(PARTS, parts), ""] if parts else []), *code]
-        return "\n".join([f'r"""{_printable(told)}"""', "", *self._beginning("\n".join(body)), "", *body]) + "\n"
+        body = [*self._array_lines(), *([copy_functions(PARTS, parts), ""] if parts else []), *code]
+        return (
+            "\n".join([f'r"""{_escape_docstring(told)}"""', "", *self._preamble_lines("\n".join(body)), "", *body])
+            + "\n"
+        )
 
-    def _beginning(self, body: str) -> Iterator[str]:
+    def _preamble_lines(self, body: str) -> Iterator[str]:
         """Yield imports, and before them the settings of threads and of the framework."""
         yield from ["from __future__ import annotations\n"] * ("return SimpleNamespace(" in body)
-        if isinstance(self.entry, UserImplementation) and _is_standard(self.entry):
+        if isinstance(self.entry, UserImplementation) and _shadows_standard_module(self.entry):
             yield "import sys\n\nsys.path.append(sys.path.pop(0))  # nothing beside this script may hide a module\n"
         modules = ("base64", "os", "sys", "zlib")
         yield from (f"import {module}" for module in modules if module == "os" or f"{module}." in body)
@@ -137,74 +148,77 @@ class Script:
         of_mode = self.entry.environment_of(self.implementation.mode)
         variables = {**dict.fromkeys(THREAD_VARIABLES, "1"), **of_mode, **emulation_variables()}
         words = ", ".join(f"{name}={json.dumps(text)}" for name, text in variables.items())
-        yield from folded(f"os.environ.update({words})")
+        yield from fold_line(f"os.environ.update({words})")
         yield "import numpy as np"
         yield from ["import ml_dtypes  # NumPy has no bfloat16"] * ("ml_dtypes." in body)
         constants = (word for word in ("inf", "nan") if re.search(rf"(?<![\w.]){word}\b", body))
         yield from (f"from numpy import {constant}" for constant in constants)
-        yield from self._imports()
+        yield from self._import_lines()
 
-    def _imports(self) -> Iterator[str]:
+    def _import_lines(self) -> Iterator[str]:
         """Yield further imports."""
         yield from ()
 
-    def _arrays(self) -> Iterator[str]:
+    def _array_lines(self) -> Iterator[str]:
         """Yield the arrays of every call, in the memory layout of its case."""
-        if any(map(_layout_of, self._problems.values())):
-            yield inlined(_OPERATIONS, {"apply_layout"})
-        for prefix, problem in self._problems.items():
+        if any(map(_input_layouts, self._problems_by_prefix.values())):
+            yield inline_module(_OPERATIONS, {"apply_layout"})
+        for prefix, problem in self._problems_by_prefix.items():
             for name, array in self.call_of(problem).arrays.items():
-                yield from folded(f"{prefix}{name} = {written(array)}")
-            if layout := _layout_of(problem):
+                yield from fold_line(f"{prefix}{name} = {array_code(array)}")
+            if layout := _input_layouts(problem):
                 names = [f"{prefix}{name}" for name in problem.inputs]
                 by_name = ", ".join(f"{name!r}: {prefix}{name}" for name in problem.inputs)
-                laid_out = f"{short(_OPERATIONS)}.apply_layout({{{by_name}}}, {layout!r})"
-                yield from folded(f"{', '.join(names)} = {laid_out}.values()")
+                laid_out = f"{short_module_name(_OPERATIONS)}.apply_layout({{{by_name}}}, {layout!r})"
+                yield from fold_line(f"{', '.join(names)} = {laid_out}.values()")
         yield ""
 
     @property
-    def _problems(self) -> Mapping[str, Problem]:
+    def _problems_by_prefix(self) -> Mapping[str, Problem]:
         """The calls in their order, by the prefix of the names of their arrays."""
         return {
             **{f"before_{number}_": problem for number, problem in enumerate(self.before, 1)},
             "": self.padding.problem,
         }
 
-    def _function(self) -> Iterator[str]:
+    def _function_lines(self) -> Iterator[str]:
         """Yield code that defines ``backend``, with conversions and functions; a user's functions are in ``kernel``."""
         if isinstance(self.entry, UserImplementation):
-            yield from _load_user_code(self.entry)
+            yield from _user_code(self.entry)
         else:
-            yield from _load_framework(self.implementation, {_name(problem) for problem in self._problems.values()})
+            yield from _framework_code(
+                self.implementation, {_function_name(problem) for problem in self._problems_by_prefix.values()}
+            )
 
-    def _calls(self) -> Iterator[str]:
+    def _call_lines(self) -> Iterator[str]:
         """Yield the calls, and the comparison of every stage with its exact value."""
-        yield copied(_ENVIRONMENT, {"package_version"})
+        yield copy_functions(_ENVIRONMENT, {"package_version"})
         yield ""
         yield 'np.seterr(all="ignore")'
         yield f'backend.prepare("{self.dtype}", 1)'
-        yield f"for package in {quoted(self.packages)}:"
+        yield f"for package in {names_tuple_code(self.packages)}:"
         yield "    print(package, package_version(package))"
-        for prefix, problem in [*self._problems.items()][:-1]:
+        for prefix, problem in [*self._problems_by_prefix.items()][:-1]:
             yield "try:"
-            yield from (f"    {line}" for line in folded(self._call(problem, prefix)))
+            yield from (f"    {line}" for line in fold_line(self._call_code(problem, prefix)))
             yield "except Exception as error:"
-            yield f'    print("before it, {_name(problem)} raised", type(error).__name__)'
+            yield f'    print("before it, {_function_name(problem)} raised", type(error).__name__)'
         problem = self.padding.problem
         results = result_stages(problem.operation, problem.options, problem.inputs) or ("masked",)
-        yield from folded(f"given = {{{', '.join(f'{name!r}: {name}' for name in problem.inputs)}}}")
+        yield from fold_line(f"given = {{{', '.join(f'{name!r}: {name}' for name in problem.inputs)}}}")
         yield "bits = {name: array.tobytes() for name, array in given.items()}"
-        yield from folded(f"returned = {self._call(problem)}")
+        yield from fold_line(f"returned = {self._call_code(problem)}")
         yield 'if not hasattr(returned, "keys"):'
         several = "returned if isinstance(returned, tuple) else " * (len(results) > 1)
-        yield f"    returned = dict(zip({quoted(results)}, {several}(returned,)))"
-        yield f'faults = [f"{{stage}} is not returned" for stage in {quoted(results)} if stage not in returned]'
+        yield f"    returned = dict(zip({names_tuple_code(results)}, {several}(returned,)))"
+        names = names_tuple_code(results)
+        yield f'faults = [f"{{stage}} is not returned" for stage in {names} if stage not in returned]'
         yield 'faults += [f"{name} is changed by the call" for name in given if given[name].tobytes() != bits[name]]'
-        yield from self._without_padding()
+        yield from self._padding_removal_lines()
         yield "EXPECTED = {"
         for stage, expected in self.expected.items():
             yield f'    "{stage}": dict('
-            yield from (f"        {line}" for lines in expected.lines() for line in folded(lines, 92))
+            yield from (f"        {line}" for lines in expected.lines() for line in fold_line(lines, 92))
             yield "    ),"
         yield "}"
         yield "is_wrong = False"
@@ -217,23 +231,23 @@ class Script:
         yield 'print(*faults, sep="\\n")'
         yield "sys.exit(1 if faults or is_wrong else 0)"
 
-    def _without_padding(self) -> Iterator[str]:
+    def _padding_removal_lines(self) -> Iterator[str]:
         """Yield code that removes the padding from results."""
         if self.padding.kept:
             yield f"\n# The call is padded with {self.padding.description}: it is made with what the function requires."
-            yield copied(_OPERATIONS, {"KeptElements", "cut"}) + "\n"
+            yield copy_functions(_OPERATIONS, {"KeptElements", "cut"}) + "\n"
         yield "KEPT = {"
         for stage, kept in self.padding.kept.items():
             yield f'    "{stage}": KeptElements({kept.shape}, {dict(kept.positions)}, {kept.zeros}),'
         yield "}"
 
-    def _call(self, problem: Problem, prefix: str = "") -> str:
+    def _call_code(self, problem: Problem, prefix: str = "") -> str:
         """Return a call as code."""
-        call, function = self.call_of(problem), self._called(_name(problem))
+        call, function = self.call_of(problem), self._function_code(_function_name(problem))
         conventions = {name: call.named[name] for name in sorted(CONVENTIONS & call.named.keys())}
         named = {name: value for name, value in call.named.items() if name not in conventions}
-        arguments = [self._argument(f"{prefix}{name}", value) for name, value in call.positional.items()]
-        arguments += [f"{name}={self._argument(f'{prefix}{name}', value)}" for name, value in named.items()]
+        arguments = [self._argument_code(f"{prefix}{name}", value) for name, value in call.positional.items()]
+        arguments += [f"{name}={self._argument_code(f'{prefix}{name}', value)}" for name, value in named.items()]
         arguments += [f"**taken({function}, {conventions!r})"] if conventions else []
         return f"{function}({', '.join(arguments)})"
 
@@ -242,12 +256,12 @@ class Script:
         name, options = call_of(problem.operation, problem.options)
         by_position: tuple[str, ...] = ()
         if isinstance(self.entry, UserImplementation):
-            by_position, options = INPUTS[name], _keywords_of(self.entry, problem, options)
+            by_position, options = INPUTS[name], _keywords_for_call(self.entry, problem, options)
         positional = {key: problem.inputs[key] for key in by_position if key in problem.inputs}
         named = {key: array for key, array in problem.inputs.items() if key not in by_position}
         return UserCall(positional, {**named, **options})
 
-    def _called(self, name: str) -> str:
+    def _function_code(self, name: str) -> str:
         """Return the called function: the target's one with the contract's name, or the target itself."""
         if not isinstance(self.entry, UserImplementation):
             return f"backend.{name}"
@@ -256,45 +270,45 @@ class Script:
             return f'getattr(kernel, "{name}", kernel)'
         return f"kernel.{name}"
 
-    def _argument(self, name: str, value: Any) -> str:
+    def _argument_code(self, name: str, value: Any) -> str:
         if isinstance(value, np.ndarray):
-            return self._tensor(name, value)
+            return self._tensor_code(name, value)
         if isinstance(value, SimpleNamespace):
             return f"SimpleNamespace({', '.join(f'{key}={item!r}' for key, item in vars(value).items())})"
         return repr(value.item() if isinstance(value, np.generic) else value)
 
-    def _tensor(self, name: str, array: Array) -> str:
+    def _tensor_code(self, name: str, array: Array) -> str:
         """Return the code for an array of the framework."""
         return f"backend.from_numpy({name})"
 
 
-def _layout_of(problem: Problem) -> dict[str, str]:
+def _input_layouts(problem: Problem) -> dict[str, str]:
     return {name: layout for name, layout in problem.memory_layout.items() if name in problem.inputs}
 
 
-def _name(problem: Problem) -> str:
+def _function_name(problem: Problem) -> str:
     return call_of(problem.operation, problem.options)[0]
 
 
-def _is_standard(entry: UserImplementation) -> bool:
+def _shadows_standard_module(entry: UserImplementation) -> bool:
     return Path(entry.target.module).stem in sys.stdlib_module_names
 
 
-def _load_framework(implementation: Implementation, names: set[str]) -> Iterator[str]:
+def _framework_code(implementation: Implementation, names: set[str]) -> Iterator[str]:
     mode = implementation.declared
     whole = {*_SERVICES, *names}
     module, _, function = mode.call.partition(":") if isinstance(mode, Library) else ("", "", "")
     # Code of ours that is called like a library is copied, not imported.
-    ours = {function} if module.startswith(_OURS) else set()
+    ours = {function} if module.startswith(_OUR_PREFIX) else set()
     wanted = {*_CONVERSIONS, *names} if mode.attribute is None else {mode.attribute}
-    yield inlined(mode.module, wanted | ours if module == mode.module else wanted, whole)
+    yield inline_module(mode.module, wanted | ours if module == mode.module else wanted, whole)
     if ours and module != mode.module:
-        yield "\n\n" + inlined(module, ours)
-    yield "backend = " + ".".join(filter(None, (short(mode.module), mode.attribute)))
-    yield from (f"sys.modules[{module!r}] = {short(module)}" for _ in ours)
-    yield from _on_device(implementation.entry.name, mode.device)
+        yield "\n\n" + inline_module(module, ours)
+    yield "backend = " + ".".join(filter(None, (short_module_name(mode.module), mode.attribute)))
+    yield from (f"sys.modules[{module!r}] = {short_module_name(module)}" for _ in ours)
+    yield from _device_code(implementation.entry.name, mode.device)
     if isinstance(mode, Library):
-        yield "\n\n" + inlined(_CALLS, {"library_functions", "Family"})
+        yield "\n\n" + inline_module(_CALLS, {"library_functions", "Family"})
         family = {member.name: getattr(mode.called_as, member.name) for member in fields(Family)}
         words = ", ".join(f"{name}={value!r}" for name, value in family.items())
         yield f"family = family_calls.Family({words})"
@@ -304,14 +318,14 @@ def _load_framework(implementation: Implementation, names: set[str]) -> Iterator
         yield f"backend = SimpleNamespace({services}, **functions)"
 
 
-def _on_device(framework: str, device: str) -> Iterator[str]:
+def _device_code(framework: str, device: str) -> Iterator[str]:
     """Yield code that puts the tensors of ``backend`` on a device, if one is named."""
     if device:
-        yield "\n\n" + inlined(_DEVICES, {"on_device"})
-        yield f"backend = {short(_DEVICES)}.on_device(backend, {framework!r}, {device!r})"
+        yield "\n\n" + inline_module(_DEVICES, {"on_device"})
+        yield f"backend = {short_module_name(_DEVICES)}.on_device(backend, {framework!r}, {device!r})"
 
 
-def _load_user_code(entry: UserImplementation) -> Iterator[str]:
+def _user_code(entry: UserImplementation) -> Iterator[str]:
     """Yield code that loads the target as ``kernel``."""
     target = entry.target
     if target.pickled:
@@ -319,10 +333,10 @@ def _load_user_code(entry: UserImplementation) -> Iterator[str]:
     if target.program:
         raise UsageError(f"{entry.name} is a program: no script can hold it; `attncheck explain` calls it")
     framework = f"attncheck.backends.{entry.framework}_backend"
-    yield inlined(framework, _CONVERSIONS)
-    yield f"backend = {short(framework)}"
-    yield from _on_device(entry.framework, entry.device)
-    yield from loaded(entry)
+    yield inline_module(framework, _CONVERSIONS)
+    yield f"backend = {short_module_name(framework)}"
+    yield from _device_code(entry.framework, entry.device)
+    yield from target_code(entry)
     if entry.signature:
         yield "from attncheck.backends.families import FAMILIES"
         yield "from attncheck.backends.family_calls import contract_functions"
@@ -331,20 +345,20 @@ def _load_user_code(entry: UserImplementation) -> Iterator[str]:
         yield f"kernel = SimpleNamespace(**{called})"
 
 
-def loaded(entry: UserImplementation, *, by_name: bool = False) -> Iterator[str]:
+def target_code(entry: UserImplementation, *, by_name: bool = False) -> Iterator[str]:
     """Yield code that loads a target as ``kernel``; ``by_name`` imports a file as a module if its name allows it."""
     target = entry.target
     file, is_file = Path(target.module), target.module.endswith(".py")
-    is_module = file.stem.isidentifier() and not (iskeyword(file.stem) or _is_standard(entry))
+    is_module = file.stem.isidentifier() and not (iskeyword(file.stem) or _shadows_standard_module(entry))
     if is_file and not (by_name and is_module):
         yield f"KERNEL = sys.argv[1] if len(sys.argv) > 1 else {target.module!r}"
         yield f"kernel = {'.'.join(filter(None, ('load_file(KERNEL)', target.attribute)))}"
         return
     yield f"sys.path.insert(0, {str(file.parent if is_file else Path.cwd())!r})"
-    yield from imported(file.stem if is_file else target.module, target.attribute)
+    yield from import_code(file.stem if is_file else target.module, target.attribute)
 
 
-def imported(module: str, path: str) -> tuple[str, ...]:
+def import_code(module: str, path: str) -> tuple[str, ...]:
     """Return code that imports a module, or an object at a path in it, as ``kernel``."""
     first, dot, _ = path.partition(".")
     if not path:
@@ -354,7 +368,7 @@ def imported(module: str, path: str) -> tuple[str, ...]:
     return (f"from {module} import {first.removesuffix('()')}", f"kernel = {path}")
 
 
-def _keywords_of(entry: UserImplementation, problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
+def _keywords_for_call(entry: UserImplementation, problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a call's options, and required keywords of the function."""
     name, _ = call_of(problem.operation, problem.options)
     required = entry.required.get(name, {})

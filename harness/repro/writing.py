@@ -37,14 +37,14 @@ from attncheck.reading.case import Case, case_record
 from attncheck.reading.inputs import inputs_in, problem_of
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
-from attncheck.repro.code import expected_stages, folded, quoted
-from attncheck.repro.script import Script, UserCall, imported, loaded
+from attncheck.repro.code import expected_stages, fold_line, names_tuple_code
+from attncheck.repro.script import Script, UserCall, import_code, target_code
 from attncheck.results.format import SCRIPTS_FOLDER, Row
 from attncheck.settings.commands import command, command_words_by_name, shell_command
 from attncheck.spec import result_stages
 from attncheck.spec.verdicts import Verdict
 
-_READING = """\
+_DOCSTRING = """\
 {name} in {dtype}: {case}
 
     {command}
@@ -60,7 +60,7 @@ answer has them; what it leaves open is not judged. Nor is what rounding could j
 
 attncheck {version} found, with {versions}, Python {python}, {system}:
 """
-_SHORT = """\
+_SHORT_DOCSTRING = """\
 {name} in {dtype}: {case}
 
     {command}
@@ -70,8 +70,8 @@ that rounding in {dtype} can make. Found:
 """
 MAX_LINES = 80
 """Most lines of a short script."""
-_SECONDS = 120.0
-MAX_BEFORE = 16
+_TIME_LIMIT = 120.0
+MAX_CALLS_BEFORE = 16
 MAX_BYTES_BEFORE = 2**22
 """Most calls that a script makes first, and most bytes of their inputs together."""
 
@@ -106,21 +106,21 @@ def repro_script(
     script = Script(case, implementation, padding, dtype, expected, earlier, dtypes)
     about = {"name": implementation.name, "dtype": dtype, "case": case.name, "command": command}
     if element and not before:
-        told = f"{_SHORT.format(**about)}{element}\n"
+        told = f"{_SHORT_DOCSTRING.format(**about)}{element}\n"
         if text := ShortScript.finding(script, judgements, told):
             return text
-    return script.text(f"{_READING.format(**about, **script.words, rounding_model=rounding_model)}\n{story}\n")
+    return script.text(f"{_DOCSTRING.format(**about, **script.words, rounding_model=rounding_model)}\n{story}\n")
 
 
 def problems_before(before: Sequence[tuple[Case, str]]) -> list[Problem]:
     """Return the calls that come first. Raises ``UsageError`` if they are too many, or too large, for a script."""
     problems = [problem_of(case, inputs_in(case, dtype)).as_call() for case, dtype in before]
     held = sum(array.nbytes for problem in problems for array in problem.inputs.values())
-    if len(problems) > MAX_BEFORE or held > MAX_BYTES_BEFORE:
+    if len(problems) > MAX_CALLS_BEFORE or held > MAX_BYTES_BEFORE:
         raise UsageError(
             f"it goes wrong only after {len(problems)} other calls, with {held / 2**20:.1f} MiB of inputs: too many "
-            f"for a script, which has {MAX_BEFORE} at most, with {MAX_BYTES_BEFORE // 2**20} MiB; `attncheck explain` "
-            "shows it"
+            f"for a script, which has {MAX_CALLS_BEFORE} at most, with {MAX_BYTES_BEFORE // 2**20} MiB; "
+            "`attncheck explain` shows it"
         )
     return problems
 
@@ -147,7 +147,7 @@ _ARRAY_CODE: Mapping[str, _ArrayCode] = {
     "tinygrad": _ArrayCode("from tinygrad import Tensor", "Tensor({array})", "{array}.double().numpy()"),
 }  # fmt: skip
 """The frameworks that have short scripts."""
-ARRAYS: Mapping[tuple[str, str], str] = {
+FRAMEWORK_OF_MODE: Mapping[tuple[str, str], str] = {
     ("attncheck.backends.torch_sdpa", "LIBRARY"): "torch",
     ("attncheck.backends.torch_sdpa", "KERAS"): "torch",
     ("attncheck.backends.jax_jit", "LIBRARY"): "jax",
@@ -158,7 +158,7 @@ ARRAYS: Mapping[tuple[str, str], str] = {
     ("attncheck.backends.library_arrays", "TINYGRAD"): "tinygrad",
 }
 """The module and attribute of a library's mode -> the framework of its arrays."""
-_COMPILED = frozenset({"LIBRARY_JIT"})
+_COMPILED_ATTRIBUTES = frozenset({"LIBRARY_JIT"})
 
 
 class _NoShortFormError(Exception):
@@ -171,7 +171,9 @@ def _reproduces(text: str, told: str, *, is_number: bool, is_wrong: bool) -> boo
         path = Path(folder) / "report.py"
         path.write_text(text, encoding="utf-8")
         try:
-            done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False, timeout=_SECONDS)
+            done = subprocess.run(
+                [sys.executable, path], capture_output=True, text=True, check=False, timeout=_TIME_LIMIT
+            )
         except subprocess.TimeoutExpired:
             return False
     if not is_wrong:
@@ -224,7 +226,7 @@ class ShortScript(Script):
         """The framework of the arrays; empty for one without short scripts."""
         if isinstance(self.entry, UserImplementation):
             return self.entry.framework if self.entry.framework in _ARRAY_CODE else ""
-        return ARRAYS.get((self.mode.module, self.mode.attribute or ""), "")
+        return FRAMEWORK_OF_MODE.get((self.mode.module, self.mode.attribute or ""), "")
 
     @property
     def loads_by_name(self) -> bool:
@@ -244,25 +246,25 @@ class ShortScript(Script):
             raise _NoShortFormError
         return next((judgement for judgement in known if judgement.index is not None), known[0])
 
-    def _imports(self) -> Iterator[str]:
+    def _import_lines(self) -> Iterator[str]:
         yield from filter(None, [_ARRAY_CODE[self.framework].imports])
         if self.framework == "jax" and self.dtype == "float64":
             yield 'jax.config.update("jax_enable_x64", True)'
 
-    def _function(self) -> Iterator[str]:
+    def _function_lines(self) -> Iterator[str]:
         if isinstance(self.mode, Library):
             module, _, path = self.mode.call.partition(":")
-            yield from imported(module, path)
+            yield from import_code(module, path)
         else:
             assert isinstance(self.entry, UserImplementation), "another mode has no framework here"
-            yield from loaded(self.entry, by_name=True)
+            yield from target_code(self.entry, by_name=True)
 
-    def _calls(self) -> Iterator[str]:
+    def _call_lines(self) -> Iterator[str]:
         call, problem = self._recorded_call, self.padding.problem
-        if self.mode.attribute in _COMPILED:
+        if self.mode.attribute in _COMPILED_ATTRIBUTES:
             static = [name for name, value in call.named.items() if not isinstance(value, np.ndarray)]
-            yield f"kernel = jax.jit(kernel, static_argnames={quoted(static)})"
-        yield from folded(f"returned = {self._call(problem)}")
+            yield f"kernel = jax.jit(kernel, static_argnames={names_tuple_code(static)})"
+        yield from fold_line(f"returned = {self._call_code(problem)}")
         if self.element is None:
             return
         stage = self.element.stage
@@ -274,7 +276,7 @@ class ShortScript(Script):
             yield f"    returned = returned[{0 if self.family is not None else names.index(stage)}]"
         index = self.element.index or (0,) * len(self.case.stage_shapes[stage])
         exact, allowed, rest = self.expected[stage].number(index)
-        place, shape = self._place(stage, index)
+        place, shape = self._place_in_result(stage, index)
         label = f"{stage}[{', '.join(map(str, index))}]"
         yield f"computed = {_ARRAY_CODE[self.framework].back.format(array='returned')}.astype(np.float64)"
         yield f"if computed.shape != {shape}:"
@@ -289,10 +291,10 @@ class ShortScript(Script):
         yield 'print("computed", computed, "exact", exact, "off by", error, "allowed", allowed)'
         yield "sys.exit(0 if is_right else 1)"
 
-    def _called(self, name: str) -> str:
+    def _function_code(self, name: str) -> str:
         return "kernel"
 
-    def _tensor(self, name: str, array: Array) -> str:
+    def _tensor_code(self, name: str, array: Array) -> str:
         written = _ARRAY_CODE[self.framework]
         form = (written.to_bfloat16 if array.dtype.name == "bfloat16" else "") or written.to
         return form.format(array=name, of_framework=f"mx.{array.dtype.name.replace('bool', 'bool_')}")
@@ -311,14 +313,14 @@ class ShortScript(Script):
             worker, log = WorkerProcess(), str(Path(folder) / "log.txt")
             arguments = self.entry, self.mode, self.family, self.padding.problem, number, log
             try:
-                call = worker.call(take_note, *arguments, seconds=START_SECONDS)
+                call = worker.call(record_call, *arguments, seconds=START_SECONDS)
             except (CallTimeout, RemoteError, WorkerDied):
                 raise _NoShortFormError from None
             finally:
                 worker.end()
         return replace(call, named={**call.named, **(self.mode.given if isinstance(self.mode, Library) else {})})
 
-    def _place(self, stage: str, index: Sequence[int]) -> tuple[Sequence[int], tuple[int, ...]]:
+    def _place_in_result(self, stage: str, index: Sequence[int]) -> tuple[Sequence[int], tuple[int, ...]]:
         """Return the index of a stage's element in the returned array, and the shape of that array."""
         place, kept = list(index), self.padding.kept.get(stage)
         shape = list(self.case.stage_shapes[stage] if kept is None else kept.shape)
@@ -340,13 +342,13 @@ class _CallRecorded(Exception):
     """Ends a call that was recorded and is not made."""
 
 
-def take_note(entry: Any, mode: Mode, family: Family, problem: Problem, number: int, log: str) -> UserCall:
+def record_call(entry: Any, mode: Mode, family: Family, problem: Problem, number: int, log: str) -> UserCall:
     """Return the arguments of call ``number`` of a family's function for a problem; runs in a worker process."""
     redirect_output(log)
-    from attncheck.backends.family_calls import FamilyFunction, owner_of
+    from attncheck.backends.family_calls import FamilyFunction, import_owner
     from attncheck.execution.user_call import load
 
-    function = getattr(*owner_of(mode.call)) if isinstance(mode, Library) else load(entry.target)
+    function = getattr(*import_owner(mode.call)) if isinstance(mode, Library) else load(entry.target)
     notes: list[UserCall] = []
     name, options = call_of(problem.operation, problem.options)
 
@@ -373,7 +375,7 @@ Evaluation = tuple[str, str, str]
 """case, implementation, dtype"""
 
 
-_FRESH = """
+_FRESH_PROCESS_HINT = """
 If it finds nothing: a check makes many calls in one process, and this script makes one. This repeats those before it:
 
     {explain}
@@ -409,15 +411,15 @@ def write_scripts(
             continue
         file = f"{len(index):03d}.py"
         explain = command("explain", case_record(known_cases[case], {}), again[name], dtype)
-        story = "\n".join([*messages[evaluation], _FRESH.format(explain=explain)])
+        story = "\n".join([*messages[evaluation], _FRESH_PROCESS_HINT.format(explain=explain)])
         runs_it = shell_command(["python", str(folder / file)])
         try:
             text = repro_script(known_cases[case], known_implementations[name], dtype, (), story, command=runs_it)
         except UsageError:  # some modules cannot be taken apart
             continue
-        index["|".join(evaluation)] = _write(folder / file, text)
+        index["|".join(evaluation)] = _write_script(folder / file, text)
     if index:
-        _write(folder / "index.json", json.dumps(index, indent=2, ensure_ascii=False) + "\n")
+        _write_script(folder / "index.json", json.dumps(index, indent=2, ensure_ascii=False) + "\n")
     return len(index)
 
 
@@ -429,7 +431,7 @@ def _interleave_implementations(evaluations: Sequence[Evaluation]) -> list[Evalu
     return [evaluation for evaluation in chain.from_iterable(zip_longest(*by_name.values())) if evaluation is not None]
 
 
-def _write(path: Path, text: str) -> str:
+def _write_script(path: Path, text: str) -> str:
     with OutputError.where(path):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="replace")

@@ -16,7 +16,7 @@ from attncheck.results.format import Row
 from attncheck.spec import DTYPES
 from attncheck.spec.verdicts import Verdict
 
-MINIMUM = re.compile(r"([0-9]{1,9})|([0-9]{1,3}(?:\.[0-9]{1,3})?) ?%")
+MINIMUM_PATTERN = re.compile(r"([0-9]{1,9})|([0-9]{1,3}(?:\.[0-9]{1,3})?) ?%")
 """A number of cases, or a share of those asked for."""
 
 
@@ -29,8 +29,15 @@ class Minimum:
 
     @classmethod
     def of(cls, text: str | int, where: str) -> Minimum:
-        """Read 20 or 80%. Raises ``UsageError``, whose message begins with ``where``, the option or field."""
-        match = MINIMUM.fullmatch(str(text).strip()) if not isinstance(text, bool) else None
+        """Read 20 or 80%. Raises ``UsageError``, whose message begins with ``where``, the option or field.
+
+        Example:
+            >>> Minimum.of("80%", "min_judged").is_reached(judged=79, asked=100)
+            False
+            >>> Minimum.of(20, "min_judged").is_reached(judged=20, asked=100)
+            True
+        """
+        match = MINIMUM_PATTERN.fullmatch(str(text).strip()) if not isinstance(text, bool) else None
         if match is None or float(match[2] or 0) > 100:
             raise UsageError(f"{where}: expected a number of cases, such as 20, or a share, such as 80%; got {text!r}")
         return cls(float(match[1] or match[2]), match[2] is not None)
@@ -49,7 +56,7 @@ and the problems of a search."""
 
 
 @dataclass(frozen=True)
-class Stop:
+class EarlyStop:
     """The early end of a run after some failing cases.
 
     ``not_run`` counts the cases that were not judged in any dtype, ``in_part`` those that ran only in some dtypes.
@@ -60,7 +67,12 @@ class Stop:
     in_part: int = 0
 
     def of(self, cases: int) -> str:
-        """Describe the stop, of a run of so many cases."""
+        """Describe the stop, of a run of so many cases.
+
+        Example:
+            >>> EarlyStop(failing=1, not_run=7).of(40)
+            'the run was stopped after 1 failing case: 7 of 40 cases were not run'
+        """
         in_part = f", and {self.in_part:,} not in all of its dtypes" if self.in_part else ""
         verb = "was" if self.not_run == 1 else "were"
         return (
@@ -83,7 +95,7 @@ class RequestedRun:
     by_name: tuple[str, ...] = ()
     minimum: Minimum | None = None
     picked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    stopped: Stop | None = None
+    stopped: EarlyStop | None = None
     own: tuple[str, ...] = ()
     widens: Mapping[str, str] = field(default_factory=dict)
     conventions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -91,7 +103,7 @@ class RequestedRun:
     confirmed: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, environment: Mapping[str, Any], cases: int, stopped: Stop | None = None) -> RequestedRun:
+    def of(cls, environment: Mapping[str, Any], cases: int, stopped: EarlyStop | None = None) -> RequestedRun:
         """Read the request of a run from environment.json."""
         asked = environment.get("asked", {})
         minimum = asked.get("min_judged")
@@ -124,17 +136,17 @@ def is_judged(row: Row) -> bool:
     return row.comparison != "pair" and row.verdict not in (Verdict.AGREE, Verdict.UNVERIFIED)
 
 
-def lacks_function(lacks: str) -> bool:
+def is_function_missing(lacks: str) -> bool:
     """Return whether a case lacks the function of its operation, as ``UnsupportedError.of_function`` writes it."""
     return lacks.endswith("()")
 
 
 def is_not_offered(lacks: str) -> bool:
     """Return whether a case lacks the function of its operation, or only this dtype."""
-    return lacks_function(lacks) or lacks in DTYPES
+    return is_function_missing(lacks) or lacks in DTYPES
 
 
-def shortfalls(judged: Mapping[str, int], asked: RequestedRun, not_offered: Mapping[str, int]) -> list[str]:
+def shortfall_sentences(judged: Mapping[str, int], asked: RequestedRun, not_offered: Mapping[str, int]) -> list[str]:
     """Describe every shortfall of a run; ``judged`` counts the cases of each implementation.
 
     The run as a whole, and an implementation that was requested by name, have to be judged in at least one case. The
@@ -146,12 +158,12 @@ def shortfalls(judged: Mapping[str, int], asked: RequestedRun, not_offered: Mapp
     if not judged or not asked.cases:
         return []
     if not any(judged.values()):
-        return [f"no implementation was judged in {_requested_cases(asked)}"]
+        return [f"no implementation was judged in {_requested_cases_text(asked)}"]
     absent = {name: not_offered.get(name, 0) for name in judged}
-    return [line for name, count in judged.items() if (line := _shortfall(name, count, asked, absent[name]))]
+    return [line for name, count in judged.items() if (line := _shortfall_sentence(name, count, asked, absent[name]))]
 
 
-def _shortfall(name: str, judged: int, asked: RequestedRun, not_offered: int) -> str:
+def _shortfall_sentence(name: str, judged: int, asked: RequestedRun, not_offered: int) -> str:
     minimum = asked.minimum
     offered = (asked.cases - not_offered) or asked.cases
     if minimum is not None and not minimum.is_reached(judged, offered):
@@ -161,9 +173,9 @@ def _shortfall(name: str, judged: int, asked: RequestedRun, not_offered: int) ->
         few = f"{name} was judged in {judged:,} of {offered:,} cases of what it offers, less than a tenth"
         return f"{few} (--min-judged {judged} accepts that){f'; {asked.widens[name]}' if name in asked.widens else ''}"
     if not judged and name in asked.by_name:
-        return f"{name} was asked for by name and not judged in {_requested_cases(asked)}"
+        return f"{name} was asked for by name and not judged in {_requested_cases_text(asked)}"
     return ""
 
 
-def _requested_cases(asked: RequestedRun) -> str:
+def _requested_cases_text(asked: RequestedRun) -> str:
     return "the only case" if asked.cases == 1 else f"any of the {asked.cases:,} cases"

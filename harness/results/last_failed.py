@@ -17,11 +17,11 @@ from attncheck.common.errors import ResultsError, UsageError
 from attncheck.common.wording import at_stage, join_words
 from attncheck.reading.case import Case, PackedCases
 from attncheck.reading.selection import address
-from attncheck.results.coverage import Stop
+from attncheck.results.coverage import EarlyStop
 from attncheck.results.format import Row
 from attncheck.results.parts import read_rows
-from attncheck.results.reader import check_format, read_environment
-from attncheck.results.records import CaseRecords, FailedFile, check_record, read_cases, read_json
+from attncheck.results.reader import read_environment, require_format_version
+from attncheck.results.records import CaseRecords, FailedFile, read_cases, read_json, require_valid_record
 from attncheck.spec.verdicts import Verdict
 
 FAILED_FILE = "failed.json"
@@ -56,7 +56,7 @@ def failed_evaluations(rows: Iterable[Row]) -> list[FailedEvaluation]:
     Both members of a differing pair count as failing if neither fails separately. An expected failure that no longer
     happens is no failure of the case.
     """
-    failing = [row for row in rows if fails(row)]
+    failing = [row for row in rows if is_case_failure(row)]
     failing_rows: dict[Evaluation, Row] = {}
     for row in failing:
         if row.comparison != "pair":
@@ -70,13 +70,13 @@ def failed_evaluations(rows: Iterable[Row]) -> list[FailedEvaluation]:
     return [FailedEvaluation(*key, Verdict(row.verdict).value, row.stage) for key, row in failing_rows.items()]
 
 
-def fails(row: Row) -> bool:
+def is_case_failure(row: Row) -> bool:
     """Return whether a row is a failure of its case, which an expected failure that no longer happens is not."""
     return row.fails_run and row.verdict != Verdict.XPASS
 
 
 @dataclass(frozen=True)
-class Failed:
+class LastFailures:
     """The failed evaluations of a folder, and the cases that the run in it was narrowed to, if it was."""
 
     evaluations: frozenset[Evaluation] = frozenset()
@@ -87,15 +87,15 @@ class Failed:
         return frozenset((case, dtype) for case, dtype, name in self.evaluations if name in implementations)
 
 
-def read_failed(directory: Path) -> Failed | None:
+def read_last_failures(directory: Path) -> LastFailures | None:
     """Read the failures of the last run; None if there is no record. Raises ``ResultsError`` if it is damaged."""
     path = directory / FAILED_FILE
     if not directory.is_dir() or (content := read_json(path)) is None:
         return None
-    check_record(content, FailedFile, path)
-    check_format(content["format"], path)
+    require_valid_record(content, FailedFile, path)
+    require_format_version(content["format"], path)
     selected = content.get("selected")
-    return Failed(
+    return LastFailures(
         frozenset((case, dtype, name) for case, dtype, name in content["failed"]),
         None if selected is None else frozenset((case, dtype) for case, dtype in selected),
     )
@@ -110,10 +110,10 @@ class FailedRecord:
     selected: Collection[CaseInDtype] | None = None
 
     @classmethod
-    def begun(cls, directory: Path, selected: Collection[CaseInDtype] | None) -> FailedRecord:
+    def start(cls, directory: Path, selected: Collection[CaseInDtype] | None) -> FailedRecord:
         """Begin with the earlier failures in a folder; a damaged file is ignored and overwritten."""
         try:
-            before = read_failed(directory)
+            before = read_last_failures(directory)
         except ResultsError:
             before = None
         return cls(set(before.evaluations) if before else set(), selected=selected)
@@ -155,7 +155,7 @@ class FailureLimit:
         self.judged.update((row.case, row.dtype) for row in rows[:1])
         return len(self.failing) >= self.max_failures
 
-    def stop(self, planned: Iterable[CaseInDtype], finished: Collection[CaseInDtype]) -> Stop | None:
+    def stop(self, planned: Iterable[CaseInDtype], finished: Collection[CaseInDtype]) -> EarlyStop | None:
         """Return the stop of the run if it did not judge all ``planned`` cases and dtypes; None if it did.
 
         ``finished`` are those that an earlier part of the run judged.
@@ -166,7 +166,7 @@ class FailureLimit:
         for case, dtype in planned:
             done = (case, dtype) in self.judged or (case, dtype) in finished
             (begun if done else missing).add(case)
-        return Stop(len(self.failing), len(missing - begun), len(missing & begun)) if missing else None
+        return EarlyStop(len(self.failing), len(missing - begun), len(missing & begun)) if missing else None
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Subset:
     note: str
 
 
-def only_failed(
+def select_failed(
     cases: Sequence[Case],
     dtypes: Collection[str],
     implementations: Collection[str],
@@ -197,13 +197,13 @@ def only_failed(
     Raises:
         UsageError: The directory has no results that say what failed.
     """
-    failed, reason = _read_or_reason(directory)
+    failed, reason = _read_failures_or_reason(directory)
     if failed is None:
         raise UsageError(f"--failed: {reason}; check without --failed first")
     wanted = failed.selected if resume else failed.units(implementations)
     if wanted is None:
         return Subset(cases, None, f"the run in {directory} was of everything that was selected, and goes on")
-    only = _units_among(wanted, cases, dtypes)
+    only = _select_declared(wanted, cases, dtypes)
     kept = {case for case, _ in only}
     # Only the summary of a complete run names the implementations that were judged.
     judged = (read_json(directory / "summary.json") or {}).get("implementations", ()) if not kept else ()
@@ -212,39 +212,41 @@ def only_failed(
     if not kept:
         note = f"nothing {'selected ' if wanted else ''}failed last time in {directory}: nothing runs"
         return Subset(PackedCases(()), only, note)
-    note = _note(kept, cases, directory, "alone")
+    note = _selection_note(kept, cases, directory, "alone")
     return Subset(PackedCases(case for case in cases if case.id in kept), only, note)
 
 
-def failed_first(
+def order_failed_first(
     cases: Sequence[Case], dtypes: Collection[str], implementations: Collection[str], directory: Path
 ) -> Subset:
     """Put the cases first that failed in the last run on one of these implementations; all run."""
-    failed, reason = _read_or_reason(directory)
+    failed, reason = _read_failures_or_reason(directory)
     if failed is None:
         return Subset(cases, None, f"{reason}: the cases run in their order")
-    ahead = {case for case, _ in _units_among(failed.units(implementations), cases, dtypes)}
+    ahead = {case for case, _ in _select_declared(failed.units(implementations), cases, dtypes)}
     if not ahead:
         return Subset(cases, None, f"nothing selected failed last time in {directory}: the cases run in their order")
     order = sorted(range(len(cases)), key=lambda number: cases[number].id not in ahead)  # stable
-    return Subset(PackedCases(cases[number] for number in order), None, _note(ahead, cases, directory, "first"))
+    return Subset(
+        PackedCases(cases[number] for number in order), None, _selection_note(ahead, cases, directory, "first")
+    )
 
 
-def _note(failed: Collection[str], cases: Sequence[Case], directory: Path, how: str) -> str:
+def _selection_note(failed: Collection[str], cases: Sequence[Case], directory: Path, how: str) -> str:
     count = f"{len(failed):,} of {len(cases):,} cases"
     return f"{count} failed last time in {directory} and {'runs' if len(failed) == 1 else 'run'} {how}"
 
 
-def _read_or_reason(directory: Path) -> tuple[Failed | None, str]:
+def _read_failures_or_reason(directory: Path) -> tuple[LastFailures | None, str]:
     """Read the failures; return None and the reason if that is not possible."""
     try:
-        failed = read_failed(directory)
+        failed = read_last_failures(directory)
     except ResultsError as error:
         return None, f"what failed last time is not known: {error}"
     return failed, "" if failed else f"there are no earlier results in {directory}"
 
 
-def _units_among(
+def _select_declared(
     units: Collection[CaseInDtype], cases: Sequence[Case], dtypes: Collection[str]
 ) -> frozenset[CaseInDtype]:
     """Keep the units that these cases declare, in these dtypes."""
@@ -272,10 +274,10 @@ class Checked:
         table, _ = read_rows(self.directory)
         kept = (table["implementation"].array == implementation) & (table["comparison"].array == "stage")
         planned = ((identity, dtype) for identity, record in self.cases.items() for dtype in record["dtypes"])
-        return outcomes_of(planned, table.take(kept.astype(bool)).records())
+        return call_outcomes(planned, table.take(kept.astype(bool)).records())
 
 
-def read_checked(directory: Path, *, needed: bool) -> Checked | None:
+def read_check_record(directory: Path, *, needed: bool) -> Checked | None:
     """Read the check in a folder; None if there is none, unless it is ``needed``. Raises ``ResultsError``."""
     try:
         environment = read_environment(directory)
@@ -292,15 +294,15 @@ def killed_the_worker(message: str) -> bool:
     return message.startswith((Verdict.CRASH, Verdict.TIMEOUT))
 
 
-def outcomes_of(planned: Iterable[CaseInDtype], rows: Iterable[Mapping[Any, Any]]) -> dict[CaseInDtype, str]:
+def call_outcomes(planned: Iterable[CaseInDtype], rows: Iterable[Mapping[Any, Any]]) -> dict[CaseInDtype, str]:
     """Return the first failure of calls, given the rows of their stages, in the plan's order; empty if none."""
     rows_by_call: dict[CaseInDtype, list[Mapping[Any, Any]]] = {}
     for row in rows:
         rows_by_call.setdefault((row["case"], row["dtype"]), []).append(row)
-    return {where: outcome_of_call(rows_by_call[where]) for where in planned if where in rows_by_call}
+    return {where: call_outcome(rows_by_call[where]) for where in planned if where in rows_by_call}
 
 
-def outcome_of_call(rows: Sequence[Mapping[str, Any]]) -> str:
+def call_outcome(rows: Sequence[Mapping[str, Any]]) -> str:
     """Describe the first failure of a call, given the rows of its stages; empty if none fails."""
     failing = [row for row in rows if Verdict(row["verdict"]).exit_code]
     first = next((row for row in failing if row["stage"] == row["begins_at"]), failing[0] if failing else None)
@@ -308,5 +310,12 @@ def outcome_of_call(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def failure_text(verdict: str, stage: str, message: str) -> str:
-    """Describe a failure in a few words."""
+    """Describe a failure in a few words.
+
+    Example:
+        >>> failure_text("numeric", "weights", "")
+        'numeric at weights'
+        >>> failure_text("crashed", "", "exit code 139")
+        'crashed: exit code 139'
+    """
     return f"{at_stage(verdict, stage)}{f': {message}' if message else ''}"

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from numpy.typing import NDArray
 
 from attncheck.common.errors import ResultsError
-from attncheck.results.coverage import Stop
-from attncheck.results.format import FORMAT, Row
+from attncheck.results.coverage import EarlyStop
+from attncheck.results.format import FORMAT_VERSION, Row
 from attncheck.results.parts import ArrayKey, ArrayParts, read_property_rows, read_rows
 from attncheck.results.records import (
     CaseRecords,
     EnvironmentRecord,
     SummaryRecord,
-    check_record,
     read_cases,
     read_json,
-    with_unnamed,
+    require_valid_record,
+    with_missing_records,
 )
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ class Run:
         return self.summary is not None and self.stopped is None and not self.notes
 
     @property
-    def stopped(self) -> Stop | None:
+    def stopped(self) -> EarlyStop | None:
         """The stop of the run after some failing cases; None if it was not stopped."""
         stop = (self.summary or {}).get("stopped")
-        return None if stop is None else Stop(stop["failing"], stop["not_run"], stop.get("in_part", 0))
+        return None if stop is None else EarlyStop(stop["failing"], stop["not_run"], stop.get("in_part", 0))
 
     @property
     def parts(self) -> ArrayParts:
@@ -79,11 +79,11 @@ def read_run(directory: Path) -> Run:
     rows: pd.DataFrame = table.to_pandas()
     del table
     cases, of_cases = read_cases(directory / "cases.json")
-    named = with_unnamed(cases, rows["case"].unique().tolist())
+    named = with_missing_records(cases, rows["case"].unique().tolist())
     if len(named) > len(cases) and not of_cases:
         of_cases = (f"{directory / 'cases.json'} is absent or incomplete: some cases have no title and no options",)
-    summary, of_summary = _or_note(lambda: _read_summary(directory / "summary.json"), None)
-    properties, of_properties = _or_note(lambda: read_property_rows(directory), list[Row]())
+    summary, of_summary = _read_or_note(lambda: _read_summary(directory / "summary.json"), None)
+    properties, of_properties = _read_or_note(lambda: read_property_rows(directory), list[Row]())
     notes += of_cases + of_summary + of_properties + ArrayParts(directory).notes
     return Run(directory, environment["label"], environment, named, rows, summary, notes, properties)
 
@@ -98,12 +98,12 @@ def read_environment(directory: Path) -> dict[str, Any]:
             f"{directory} is not a results directory: it has no environment.json; name a folder "
             "that `attncheck check` wrote"
         )
-    check_format(environment.get("format"), directory)
-    check_record(environment, EnvironmentRecord, directory / "environment.json")
+    require_format_version(environment.get("format"), directory)
+    require_valid_record(environment, EnvironmentRecord, directory / "environment.json")
     return environment
 
 
-def _or_note(read: Callable[[], Content], otherwise: Content) -> tuple[Content, tuple[str, ...]]:
+def _read_or_note(read: Callable[[], Content], otherwise: Content) -> tuple[Content, tuple[str, ...]]:
     """Return what ``read`` returns, or ``otherwise`` with a note why it cannot be read."""
     try:
         return read(), ()
@@ -111,13 +111,13 @@ def _or_note(read: Callable[[], Content], otherwise: Content) -> tuple[Content, 
         return otherwise, (str(error),)
 
 
-def check_format(version: object, path: Path) -> None:
+def require_format_version(version: object, path: Path) -> None:
     """Raise ``ResultsError`` for results of another version of the format."""
-    if version == FORMAT and not isinstance(version, bool):
+    if version == FORMAT_VERSION and not isinstance(version, bool):
         return
     named = ascii(version)[:60]  # any value of the file, on one line
-    message = f"{path} has results format {named}; this version of attncheck reads {FORMAT}"
-    if isinstance(version, int) and version > FORMAT:
+    message = f"{path} has results format {named}; this version of attncheck reads {FORMAT_VERSION}"
+    if isinstance(version, int) and version > FORMAT_VERSION:
         raise ResultsError(f"{message}: a newer attncheck wrote it; update attncheck")
     raise ResultsError(f"{message}: an older attncheck wrote it; run the check again, or read it with that version")
 
@@ -125,7 +125,7 @@ def check_format(version: object, path: Path) -> None:
 def _read_summary(path: Path) -> dict[str, Any] | None:
     summary = read_json(path)
     if summary is not None:
-        check_record(summary, SummaryRecord, path)
+        require_valid_record(summary, SummaryRecord, path)
     return summary
 
 
@@ -160,7 +160,7 @@ def read_runs(directories: Path | str | Sequence[Path | str]) -> list[Run]:
     return sorted(renamed, key=lambda run: run.label)
 
 
-def matched_runs(before: Sequence[Run], after: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+def with_matching_labels(before: Sequence[Run], after: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     """Give a single run on each side the same label, so that they are compared even if their labels differ."""
     if len(before) == len(after) == 1 and before[0].label != after[0].label:
         label = f"{before[0].label} -> {after[0].label}"
@@ -169,19 +169,25 @@ def matched_runs(before: Sequence[Run], after: Sequence[Run]) -> tuple[list[Run]
 
 
 def distinct_labels(labels: Mapping[Path, str]) -> dict[Path, str]:
-    """Append the folder's name to every label that several runs share, with as much of its path as necessary."""
+    """Append the folder's name to every label that several runs share, with as much of its path as necessary.
+
+    Example:
+        >>> labels = {Path("/old/latest"): "laptop", Path("/new/latest"): "laptop"}
+        >>> sorted(distinct_labels(labels).values())
+        ['laptop (new/latest)', 'laptop (old/latest)']
+    """
     counts = Counter(labels.values())
     distinct = {path: label for path, label in labels.items() if counts[label] == 1}
     for path, label in sorted(labels.items(), key=lambda item: item[0].resolve()):
         if path in distinct:
             continue
-        name = f"{label} ({_ending(path, [another for another in labels if labels[another] == label])})"
+        name = f"{label} ({_shortest_unique_ending(path, [another for another in labels if labels[another] == label])})"
         copies = sum(1 for another in distinct.values() if another == name or another.startswith(f"{name} #"))
         distinct[path] = f"{name} #{copies + 1}" if copies else name
     return distinct
 
 
-def _ending(path: Path, paths: Sequence[Path]) -> str:
+def _shortest_unique_ending(path: Path, paths: Sequence[Path]) -> str:
     """Return the shortest end of a path that no other path has."""
     parts = path.resolve().parts
     others = [another.resolve().parts for another in paths if another != path]

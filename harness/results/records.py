@@ -20,19 +20,19 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from attncheck.common.errors import ResultsError
 from attncheck.common.wording import WEB_ADDRESS, one_line
-from attncheck.results.coverage import MINIMUM
-from attncheck.results.format import FORMAT
+from attncheck.results.coverage import MINIMUM_PATTERN
+from attncheck.results.format import FORMAT_VERSION
 
 _MAX_BYTES = 2**29
 """Limit of one JSON file: some hundred thousand cases."""
-_MAX_DEEP = 50
+_MAX_DEPTH = 50
 
 
-Whole = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 """A whole number that every format of a report can hold."""
 
 
-_Length = Annotated[int, Field(ge=0, lt=2**53)]
+_Int53 = Annotated[int, Field(ge=0, lt=2**53)]
 """A length that is exact as a float, too, which reports draw."""
 
 
@@ -42,10 +42,10 @@ class _Record(BaseModel):
 
 class _CodeLocation(_Record):
     file: str
-    line: Whole
+    line: Int32
 
 
-class _AskedRecord(_Record):
+class _RequestRecord(_Record):
     cases: list[str] = []
     tags: list[str] = []
     dtypes: list[str] = []
@@ -57,7 +57,7 @@ class _AskedRecord(_Record):
     widens: dict[str, str] = {}
     alike: dict[str, str] = {}
     confirmed: dict[str, list[str]] = {}
-    min_judged: Annotated[str, Field(pattern=f"^(?:{MINIMUM.pattern})$")] | None = None
+    min_judged: Annotated[str, Field(pattern=f"^(?:{MINIMUM_PATTERN.pattern})$")] | None = None
 
 
 class EnvironmentRecord(_Record):
@@ -69,8 +69,8 @@ class EnvironmentRecord(_Record):
     platform: str
     cpu_features: list[str]
     isa: str | None = None
-    processors: Whole | None
-    threads_per_worker: Whole
+    processors: Int32 | None
+    threads_per_worker: Int32
     versions: dict[str, str]
     flags: dict[str, Any]
     implementations: dict[str, str]
@@ -79,7 +79,7 @@ class EnvironmentRecord(_Record):
     missing: dict[str, str]
     faults: list[str]
     started: Annotated[str, Field(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}$")] = ""
-    asked: _AskedRecord = _AskedRecord()
+    asked: _RequestRecord = _RequestRecord()
     sources: dict[str, _CodeLocation] = {}
     again: dict[str, list[str]] = {}
 
@@ -87,7 +87,7 @@ class EnvironmentRecord(_Record):
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-class _Stopped(_Record):
+class _StopRecord(_Record):
     failing: _Count
     not_run: _Count
     in_part: _Count = 0
@@ -96,19 +96,19 @@ class _Stopped(_Record):
 class SummaryRecord(_Record):
     """The outcome of a run: summary.json."""
 
-    exit_code: Whole
-    stopped: _Stopped | None = None
+    exit_code: Int32
+    stopped: _StopRecord | None = None
 
 
 class FailedFile(_Record):
     """The failures of the last run: failed.json."""
 
-    format: Whole
+    format: Int32
     failed: list[Annotated[list[str], Field(min_length=3, max_length=3)]]
     selected: list[Annotated[list[str], Field(min_length=2, max_length=2)]] | None = None
 
 
-class _Source(_Record):
+class _SourceRecord(_Record):
     kind: str
     title: str
     author: str | None = None
@@ -117,12 +117,12 @@ class _Source(_Record):
     notes: list[str] = []
 
 
-class _Expected(_Record):
+class _ExpectationRecord(_Record):
     name: str
     of: str
     basis: str
     transpose: bool
-    shape: list[_Length]
+    shape: list[_Int53]
     called: str = ""
     because: str = ""
     erratum: str = ""
@@ -138,12 +138,12 @@ def _require_rectangular(printed: Any) -> Any:
     return printed
 
 
-class _Given(_Record):
+class _PrintedInputRecord(_Record):
     called: str = ""
     printed: Annotated[Any, AfterValidator(_require_rectangular)] = ""
 
 
-class _Tag(_Record):
+class _TagRecord(_Record):
     probes: str
     defect: str
 
@@ -155,20 +155,20 @@ class StoredCaseRecord(_Record):
     name: str
     file: str
     path: str = ""
-    line: Whole
+    line: Int32
     title: str
-    source: _Source
+    source: _SourceRecord
     operation: str
     options: dict[str, Any]
     dtypes: list[str]
-    inputs: dict[str, list[_Length]]
-    given: dict[str, _Given] = {}
+    inputs: dict[str, list[_Int53]]
+    given: dict[str, _PrintedInputRecord] = {}
     tags: list[str]
-    probes: dict[str, _Tag] = {}
+    probes: dict[str, _TagRecord] = {}
     notes: list[str]
     computed_in: str | None = None
     warnings: list[str] = []
-    expected: list[_Expected]
+    expected: list[_ExpectationRecord]
 
 
 Model = TypeVar("Model", bound=_Record)
@@ -192,7 +192,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def sanitize_text(content: Any) -> Any:
-    """Return plain data in which every text and key is one printable line of limited length."""
+    r"""Return plain data in which every text and key is one printable line of limited length.
+
+    Example:
+        >>> sanitize_text({"note": ["two\nlines", 3]})
+        {'note': ['two\\nlines', 3]}
+    """
     if isinstance(content, str):
         return one_line(content)
     if isinstance(content, dict):
@@ -215,17 +220,17 @@ def require_shallow(content: object, path: Path) -> None:
     while level := [holder for holder in level if isinstance(holder, dict | list)]:
         depth += 1
         level = [held for holder in level for held in (holder.values() if isinstance(holder, dict) else holder)]
-    if depth > _MAX_DEEP:
-        raise ResultsError(f"{path} cannot be read: nested more than {_MAX_DEEP} levels deep")
+    if depth > _MAX_DEPTH:
+        raise ResultsError(f"{path} cannot be read: nested more than {_MAX_DEPTH} levels deep")
 
 
-def check_record(content: Mapping[str, Any], model: type[Model], path: Path) -> None:
+def require_valid_record(content: Mapping[str, Any], model: type[Model], path: Path) -> None:
     """Raise ``ResultsError`` if a record lacks a field that reports use."""
-    if fault := fault_in(content, model):
+    if fault := describe_first_fault(content, model):
         raise ResultsError(f"{path} is not what `attncheck check` writes: {fault}; run the check again")
 
 
-def fault_in(content: object, model: type[_Record]) -> str:
+def describe_first_fault(content: object, model: type[_Record]) -> str:
     """Describe the first fault of a record; empty if there is none."""
     try:
         model.model_validate(content)
@@ -236,23 +241,23 @@ def fault_in(content: object, model: type[_Record]) -> str:
     return ""
 
 
-_FIRST_LINE, _LAST_LINE = f'{{"format": {FORMAT}, "cases": [\n', "]}\n"
-_UNPACKED = 2048
+_FIRST_LINE, _LAST_LINE = f'{{"format": {FORMAT_VERSION}, "cases": [\n', "]}\n"
+_MAX_UNPACKED = 2048
 """More cases than a corpus has: a report uses each of them many times."""
-_WINDOW = -12
+_ZLIB_WINDOW_BITS = -12
 """zlib's parameter for 4 KiB, without header or checksum. Few records are larger."""
 
 
-class _Packed(NamedTuple):
+class _PackedRecord(NamedTuple):
     """A record's text, compressed with an example as the dictionary."""
 
     text: bytes
     example: bytes
 
 
-@lru_cache(maxsize=_UNPACKED)
-def _unpacked(packed: _Packed) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(zlib.decompressobj(_WINDOW, packed.example).decompress(packed.text))
+@lru_cache(maxsize=_MAX_UNPACKED)
+def _unpack(packed: _PackedRecord) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(zlib.decompressobj(_ZLIB_WINDOW_BITS, packed.example).decompress(packed.text))
     return record
 
 
@@ -263,7 +268,7 @@ class CaseRecords(Mapping[str, dict[str, Any]]):
     """
 
     def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
-        self._packed: dict[str, _Packed] = {}
+        self._packed: dict[str, _PackedRecord] = {}
         self._example = b""
         for record in records:
             self.add(record)
@@ -272,18 +277,18 @@ class CaseRecords(Mapping[str, dict[str, Any]]):
         """Add a record, or replace the one with its id. Raises ``ValueError`` for half a surrogate pair."""
         text = json.dumps(record, ensure_ascii=False).encode()
         self._example = self._example or text
-        packer = zlib.compressobj(level=1, wbits=_WINDOW, zdict=self._example)
-        self._packed[record["id"]] = _Packed(packer.compress(text) + packer.flush(), self._example)
+        packer = zlib.compressobj(level=1, wbits=_ZLIB_WINDOW_BITS, zdict=self._example)
+        self._packed[record["id"]] = _PackedRecord(packer.compress(text) + packer.flush(), self._example)
 
     @classmethod
-    def together(cls, several: Iterable[CaseRecords]) -> CaseRecords:
+    def join(cls, several: Iterable[CaseRecords]) -> CaseRecords:
         """Join records, those of each in the order of their ids; the later of two with one id stays."""
         made = cls()
         made._packed = {identity: packed for records in several for identity, packed in sorted(records._packed.items())}
         return made
 
     def __getitem__(self, identity: str) -> dict[str, Any]:
-        return _unpacked(self._packed[identity])
+        return _unpack(self._packed[identity])
 
     def __contains__(self, identity: object) -> bool:
         return identity in self._packed
@@ -295,7 +300,7 @@ class CaseRecords(Mapping[str, dict[str, Any]]):
         return len(self._packed)
 
 
-def cases_text(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def cases_json_lines(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the text of cases.json piece by piece, a case a line."""
     yield _FIRST_LINE.rstrip("\n")
     for number, record in enumerate(records):
@@ -309,9 +314,9 @@ def read_cases(path: Path) -> tuple[CaseRecords, tuple[str, ...]]:
         require_readable(path)
         try:
             with path.open(encoding="utf-8") as file:
-                return _pack_usable(_read_lines(file, path), path)
+                return _pack_usable(_read_json_lines(file, path), path)
         except (ValueError, RecursionError, ResultsError):  # it has another layout, or is damaged
-            return _pack_usable(_read_whole(path), path)
+            return _pack_usable(_read_json_list(path), path)
     except FileNotFoundError:
         return CaseRecords(), ()
     except OSError as error:
@@ -320,14 +325,14 @@ def read_cases(path: Path) -> tuple[CaseRecords, tuple[str, ...]]:
         return CaseRecords(), (str(error),)
 
 
-def with_unnamed(cases: CaseRecords, identities: Collection[str]) -> CaseRecords:
+def with_missing_records(cases: CaseRecords, identities: Collection[str]) -> CaseRecords:
     """Add a minimal record for every case that has rows and no record."""
     unnamed = sorted(set(identities) - set(cases))
-    return CaseRecords.together([cases, CaseRecords(map(_minimal_record, unnamed))]) if unnamed else cases
+    return CaseRecords.join([cases, CaseRecords(map(_minimal_record, unnamed))]) if unnamed else cases
 
 
-def _read_lines(file: IO[str], path: Path) -> Iterator[Any]:
-    """Read a file that ``cases_text`` wrote. Raises ``ValueError`` for anything else."""
+def _read_json_lines(file: IO[str], path: Path) -> Iterator[Any]:
+    """Read a file that ``cases_json_lines`` wrote. Raises ``ValueError`` for anything else."""
     if file.readline() != _FIRST_LINE:
         raise ValueError("another first line")
     for line in file:
@@ -339,7 +344,7 @@ def _read_lines(file: IO[str], path: Path) -> Iterator[Any]:
     raise ValueError("another last line")
 
 
-def _read_whole(path: Path) -> list[Any]:
+def _read_json_list(path: Path) -> list[Any]:
     listed = (read_json(path) or {}).get("cases")
     if not isinstance(listed, list):
         raise ResultsError(f"{path} is not what `attncheck check` writes: it has no cases; run the check again")
@@ -350,7 +355,7 @@ def _pack_usable(listed: Iterable[Any], path: Path) -> tuple[CaseRecords, tuple[
     cases, bad, count = CaseRecords(), [], 0
     for record in listed:
         count += 1
-        if fault := fault_in(record, StoredCaseRecord):
+        if fault := describe_first_fault(record, StoredCaseRecord):
             bad.append(fault)
             continue
         try:
@@ -370,14 +375,14 @@ def _minimal_record(identity: str) -> dict[str, Any]:
     return {**called, "operation": "", "options": {}, "inputs": {}, **lists}
 
 
-_COMPUTED = ("operation", "options", "inputs", "storage", "memory_layout", "merged")
+_COMPUTATION_FIELDS = ("operation", "options", "inputs", "storage", "memory_layout", "merged")
 """The fields on which a case's numbers depend. Title, tags, notes and line may change, and dtypes may be added."""
-_EXPECTED = ("expected", "dtypes")
+_EXPECTATION_FIELDS = ("expected", "dtypes")
 
-Cases = Mapping[str, Mapping[str, Any]]
+CasesById = Mapping[str, Mapping[str, Any]]
 
 
-def differing_cases(cases: Mapping[str, Cases]) -> dict[str, str]:
+def differing_cases(cases: Mapping[str, CasesById]) -> dict[str, str]:
     """Return the cases whose computation differs between runs, given by label, and the first difference."""
     first: dict[str, str] = {}
     differing: dict[str, str] = {}
@@ -394,10 +399,15 @@ def differing_cases(cases: Mapping[str, Cases]) -> dict[str, str]:
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any], *, expectations: bool = False) -> list[str]:
-    """Describe the differences of a case, a line each; ``expectations`` adds its dtypes and expected numbers."""
-    names = (*_COMPUTED, *_EXPECTED) if expectations else _COMPUTED
+    """Describe the differences of a case, a line each; ``expectations`` adds its dtypes and expected numbers.
+
+    Example:
+        >>> changed({"options": {"scale": 1.0}, "name": "a"}, {"options": {"scale": 2.0}, "name": "b"})
+        ["options {'scale': 1.0} became {'scale': 2.0}"]
+    """
+    names = (*_COMPUTATION_FIELDS, *_EXPECTATION_FIELDS) if expectations else _COMPUTATION_FIELDS
     return [
-        f"{name} {_show(before.get(name))} became {_show(after.get(name))}"
+        f"{name} {_abbreviate(before.get(name))} became {_abbreviate(after.get(name))}"
         for name in names
         if (before.get(name) or None) != (after.get(name) or None)
     ]
@@ -416,6 +426,6 @@ def first_differing_input(inputs: Mapping[str, Mapping[str, NDArray[Any]]]) -> s
     return ""
 
 
-def _show(value: object) -> str:
+def _abbreviate(value: object) -> str:
     text = "nothing" if value in (None, {}, []) else str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -16,15 +16,24 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from attncheck.common.errors import OutputError, UsageError
-from attncheck.results.format import CHANGED_BY_DIAGNOSIS, FORMAT, ROW_SCHEMA, Row
-from attncheck.results.parts import read_rows, read_rows_part, remove_damaged, remove_units, row_parts
+from attncheck.results.format import CHANGED_BY_DIAGNOSIS, FORMAT_VERSION, ROW_SCHEMA, Row
+from attncheck.results.parts import list_row_parts, read_rows, read_rows_part, remove_damaged, remove_units
 from attncheck.results.reader import read_environment
-from attncheck.results.records import cases_text, read_cases
-from attncheck.results.tables import RowTable, concatenate, values_of
-from attncheck.results.writer import has_no_results, write_table
+from attncheck.results.records import cases_json_lines, read_cases
+from attncheck.results.tables import RowTable, concatenate_tables, to_column
+from attncheck.results.writer import has_no_files_to_lose, write_table
 from attncheck.spec.verdicts import ALL_CASES, Verdict
 
-_SAME = ("implementations", "versions", "classes", "python", "platform", "cpu_features", "threads_per_worker", "flags")
+_IDENTICAL_FIELDS = (
+    "implementations",
+    "versions",
+    "classes",
+    "python",
+    "platform",
+    "cpu_features",
+    "threads_per_worker",
+    "flags",
+)
 """The fields of environment.json on which numbers may depend."""
 _ROWS_AT_ONCE = 1000
 
@@ -37,7 +46,7 @@ class ResumeState:
     workers. ``is_empty`` if there was no earlier run.
     """
 
-    table: RowTable = field(default_factory=lambda: concatenate([], ROW_SCHEMA))
+    table: RowTable = field(default_factory=lambda: concatenate_tables([], ROW_SCHEMA))
     names: Mapping[str, str] = field(default_factory=dict)
     backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     is_empty: bool = True
@@ -74,13 +83,13 @@ def read_resume_state(
     Parts that cannot be read are removed, and computed again. Raises ``UsageError`` if the earlier run was another one,
     and ``ResultsError`` if the directory contains anything else.
     """
-    if not directory.exists() or (directory.is_dir() and has_no_results(directory)):
+    if not directory.exists() or (directory.is_dir() and has_no_files_to_lose(directory)):
         return ResumeState.empty()
     before = read_environment(directory)
     if not (directory / "cases.json").exists():
         return ResumeState.empty()
-    _require_same(directory, "the format of its results", before["format"], FORMAT)
-    for name in _SAME:
+    _require_same(directory, "the format of its results", before["format"], FORMAT_VERSION)
+    for name in _IDENTICAL_FIELDS:
         _require_same(directory, name, before.get(name), environment[name])
     _require_same_cases(directory, cases)
     remove_damaged(directory)
@@ -95,7 +104,7 @@ def read_resume_state(
 def _require_same_cases(directory: Path, cases: Records) -> None:
     """Compare the cases as text, and read the file as a whole only if the texts differ."""
     path = directory / "cases.json"
-    if _file_contains(path, cases_text(cases())):
+    if _file_contains(path, cases_json_lines(cases())):
         return
     before, now = read_cases(path)[0], {case["id"]: case for case in cases()}
     for identity in sorted(before.keys() | now.keys()):
@@ -114,47 +123,51 @@ def _file_contains(path: Path, pieces: Iterable[str]) -> bool:
 
 
 def _require_same(directory: Path, what: str, before: Any, now: Any) -> None:
-    if _plain(before) == _plain(now):
+    if _to_plain_json(before) == _to_plain_json(now):
         return
-    change = f"was {_short(before)} and is {_short(now)}" if len(_short(before) + _short(now)) < 200 else "is another"
+    change = (
+        f"was {_to_json_text(before)} and is {_to_json_text(now)}"
+        if len(_to_json_text(before) + _to_json_text(now)) < 200
+        else "is another"
+    )
     raise UsageError(
         f"the run in {directory} cannot be resumed: {what} {change}; run it anew without --resume, or in another folder"
     )
 
 
-def _plain(content: Any) -> Any:
+def _to_plain_json(content: Any) -> Any:
     return json.loads(json.dumps(content))
 
 
-def _short(content: Any) -> str:
+def _to_json_text(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False)
 
 
-Identity: TypeAlias = tuple[Any, ...]
-_OF_IDENTITY = (
+RowKey: TypeAlias = tuple[Any, ...]
+_KEY_FIELDS = (
     *("implementation", "case", "dtype", "comparison", "stage", "other", "called", "index"),
     *("verdict", "message", "reference_text"),
 )
-_CHANGEABLE = [Verdict.NUMERIC.value, Verdict.NONFINITE.value, Verdict.SEMANTIC.value]
+_CHANGEABLE_VERDICTS = [Verdict.NUMERIC.value, Verdict.NONFINITE.value, Verdict.SEMANTIC.value]
 
 
-def identity_of(row: Row) -> Identity:
+def row_key(row: Row) -> RowKey:
     """Return the key of a row on disk, as it was first written; rows with the same key have the same text."""
-    return tuple(None if (value := getattr(row, name)) is None else str(value) for name in _OF_IDENTITY)
+    return tuple(None if (value := getattr(row, name)) is None else str(value) for name in _KEY_FIELDS)
 
 
-def change_rows(directory: Path, changed: Mapping[Identity, Row]) -> None:
+def replace_rows(directory: Path, changed: Mapping[RowKey, Row]) -> None:
     """Rewrite changed rows in the parts on disk; a part is renamed into place when it is complete."""
-    changed = {identity: row for identity, row in changed.items() if identity_of(row) != identity}
-    for path in row_parts(directory) if changed else ():
+    changed = {identity: row for identity, row in changed.items() if row_key(row) != identity}
+    for path in list_row_parts(directory) if changed else ():
         with OutputError.where(path):
-            _change_part(path, changed)
+            _replace_rows_in_part(path, changed)
 
 
-def _change_part(path: Path, changed: Mapping[Identity, Row]) -> None:
+def _replace_rows_in_part(path: Path, changed: Mapping[RowKey, Row]) -> None:
     table = read_rows_part(path)
-    numbers = np.flatnonzero(np.isin(table["verdict"].array, _CHANGEABLE))
-    identities = map(itemgetter(*_OF_IDENTITY), table.take(numbers).records(_OF_IDENTITY))
+    numbers = np.flatnonzero(np.isin(table["verdict"].array, _CHANGEABLE_VERDICTS))
+    identities = map(itemgetter(*_KEY_FIELDS), table.take(numbers).records(_KEY_FIELDS))
     numbered = zip(numbers.tolist(), identities, strict=True)
     changed_rows = {number: changed[identity] for number, identity in numbered if identity in changed}
     if not changed_rows:
@@ -165,5 +178,5 @@ def _change_part(path: Path, changed: Mapping[Identity, Row]) -> None:
         for number, row in changed_rows.items():
             value = getattr(row, name)
             values[number] = None if value is None else str(value)
-        columns[name] = values_of(values, ROW_SCHEMA[name])
+        columns[name] = to_column(values, ROW_SCHEMA[name])
     write_table(path, RowTable(columns))

@@ -37,11 +37,11 @@ class ColumnKind(NamedTuple):
 
 
 Schema = Mapping[str, ColumnKind]
-_ON_DISK = {"bool": np.dtype("?"), "int": np.dtype("<i8"), "float": np.dtype("<f8")}
-_CODES = tuple(map(np.dtype, ("<u1", "<u2", "<u4")))
-_LEVEL = 1
+_DTYPES_ON_DISK = {"bool": np.dtype("?"), "int": np.dtype("<i8"), "float": np.dtype("<f8")}
+_CODE_DTYPES = tuple(map(np.dtype, ("<u1", "<u2", "<u4")))
+_COMPRESSION_LEVEL = 1
 """zlib's level: level 6 takes three times as long, and a tenth less space."""
-_LONGEST_HEADING = 4096
+_MAX_HEADER_BYTES = 4096
 """Limit for the heading of an array of one axis, in bytes; NumPy writes 128."""
 
 
@@ -49,7 +49,7 @@ class DamagedError(Exception):
     """A part that no run wrote in this form."""
 
 
-UNREADABLE = (
+UNREADABLE_ERRORS = (
     *(OSError, EOFError, LookupError, ValueError, ArithmeticError, MemoryError, RuntimeError),
     *(struct.error, zipfile.BadZipFile, zlib.error, DamagedError),
 )
@@ -131,28 +131,34 @@ def _pandas_series(values: ColumnValues) -> Any:
     return np.where(values.null, np.nan, values.array.astype(np.float64))
 
 
-def table_of(rows: Sequence[Any], schema: Schema) -> RowTable:
+def to_table(rows: Sequence[Any], schema: Schema) -> RowTable:
     """Return a table of objects with the columns as attributes, or of mappings with the columns as keys."""
     getter: Callable[[str], Callable[[Any], Any]] = attrgetter
     if rows and isinstance(rows[0], Mapping):
         getter = itemgetter
-    return RowTable({name: values_of(list(map(getter(name), rows)), kind) for name, kind in schema.items()})
+    return RowTable({name: to_column(list(map(getter(name), rows)), kind) for name, kind in schema.items()})
 
 
-def values_of(values: list[Any], kind: ColumnKind) -> ColumnValues:
-    """Return Python objects as a column."""
+def to_column(values: list[Any], kind: ColumnKind) -> ColumnValues:
+    """Return Python objects as a column.
+
+    Example:
+        >>> column = to_column([1, None, 3], ColumnKind("int", nullable=True))
+        >>> column.array.tolist(), column.null.tolist()
+        ([1, 0, 3], [False, True, False])
+    """
     if kind.type == "text":
         array = np.empty(len(values), object)
         array[:] = values
         return ColumnValues(array)
     if kind.nullable and (none := values.count(None)):
         if none == len(values):
-            return ColumnValues(np.zeros(none, _ON_DISK[kind.type]), np.ones(none, bool))
+            return ColumnValues(np.zeros(none, _DTYPES_ON_DISK[kind.type]), np.ones(none, bool))
         objects = np.array(values, object)
         null = _is_none(objects)
         objects[null] = 0
-        return ColumnValues(objects.astype(_ON_DISK[kind.type]), null)
-    return ColumnValues(np.array(values, _ON_DISK[kind.type]))
+        return ColumnValues(objects.astype(_DTYPES_ON_DISK[kind.type]), null)
+    return ColumnValues(np.array(values, _DTYPES_ON_DISK[kind.type]))
 
 
 def _is_none(objects: NDArray[Any]) -> NDArray[np.bool_]:
@@ -160,13 +166,13 @@ def _is_none(objects: NDArray[Any]) -> NDArray[np.bool_]:
     return flags
 
 
-def concatenate(tables: Sequence[RowTable], schema: Schema) -> RowTable:
+def concatenate_tables(tables: Sequence[RowTable], schema: Schema) -> RowTable:
     """Join tables of one schema."""
     joined = {}
     for name, kind in schema.items():
         columns = [table[name] for table in tables]
         nulls = [column.missing for column in columns] if any(column.null is not None for column in columns) else ()
-        arrays = [column.array for column in columns] or [values_of([], kind).array]
+        arrays = [column.array for column in columns] or [to_column([], kind).array]
         joined[name] = ColumnValues(np.concatenate(arrays), np.concatenate(nulls) if len(nulls) else None)
     return RowTable(joined, sum(table.size for table in tables))
 
@@ -178,31 +184,31 @@ def write_file(path: Path, table: RowTable, schema: Schema, blocks: Iterable[byt
             for member, array in _column_arrays(name, table[name], kind):
                 data = io.BytesIO()
                 np.lib.format.write_array(data, array, (1, 0), allow_pickle=False)
-                _add(archive, f"{member}.npy", data.getvalue())
+                _write_entry(archive, f"{member}.npy", data.getvalue())
         for number, block in enumerate(blocks):
-            _add(archive, f"{number}.block", block)
+            _write_entry(archive, f"{number}.block", block)
 
 
-def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
+def _write_entry(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
     member = zipfile.ZipInfo(name)  # without a time, so that the same rows give the same bytes
-    archive.writestr(member, data, zipfile.ZIP_DEFLATED, _LEVEL)
+    archive.writestr(member, data, zipfile.ZIP_DEFLATED, _COMPRESSION_LEVEL)
 
 
 def _column_arrays(name: str, values: ColumnValues, kind: ColumnKind) -> Iterator[tuple[str, NDArray[Any]]]:
     if kind.type == "text":
         texts = values.array.tolist()
         words = {word: code for code, word in enumerate(dict.fromkeys(texts))}
-        dtype = next(code for code in _CODES if len(words) <= np.iinfo(code).max)
+        dtype = next(code for code in _CODE_DTYPES if len(words) <= np.iinfo(code).max)
         yield name, np.fromiter(map(words.__getitem__, texts), dtype, len(texts))
         yield f"{name}.words", np.frombuffer(json.dumps(list(words), ensure_ascii=False).encode(), np.uint8)
         return
-    yield name, values.array.astype(_ON_DISK[kind.type], copy=False)
+    yield name, values.array.astype(_DTYPES_ON_DISK[kind.type], copy=False)
     if values.null is not None:
         yield f"{name}.null", values.null
 
 
 class TableFile:
-    """A file that ``write_file`` wrote, open for reading; it raises ``UNREADABLE`` if it is damaged."""
+    """A file that ``write_file`` wrote, open for reading; it raises ``UNREADABLE_ERRORS`` if it is damaged."""
 
     def __init__(self, path: Path, most_bytes: int, most_rows: int) -> None:
         """Open a regular file; ``most_bytes`` limits the memory of its columns, and of a block."""
@@ -224,7 +230,7 @@ class TableFile:
         self._require_bytes(unpacked, most_bytes)
         columns, size = {}, 0
         for name, kind in schema.items():
-            columns[name], taken = self._column(name, kind)
+            columns[name], taken = self._read_column(name, kind)
             size += taken
             self._require_bytes(size, most_bytes)
         if len({len(values.array) for values in columns.values()}) > 1:
@@ -233,9 +239,9 @@ class TableFile:
 
     def block(self, number: int) -> bytes:
         """Read a block of bytes."""
-        return self._read(f"{number}.block")
+        return self._read_entry(f"{number}.block")
 
-    def _read(self, name: str) -> bytes:
+    def _read_entry(self, name: str) -> bytes:
         member = self._archive.getinfo(name)
         self._require_bytes(member.file_size)  # zipfile unpacks no more than that
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -247,26 +253,26 @@ class TableFile:
         if size > most:
             raise DamagedError(f"it would take {size} bytes of memory; expected at most {most}")
 
-    def _column(self, name: str, kind: ColumnKind) -> tuple[ColumnValues, int]:
+    def _read_column(self, name: str, kind: ColumnKind) -> tuple[ColumnValues, int]:
         names = self._archive.NameToInfo
         if f"{name}.npy" not in names:
             raise DamagedError(f"it has no column {name}")
         if kind.type != "text":
-            array = self._array(name, (_ON_DISK[kind.type],))
-            null = self._array(f"{name}.null", (np.dtype("?"),)) if f"{name}.null.npy" in names else None
+            array = self._read_array(name, (_DTYPES_ON_DISK[kind.type],))
+            null = self._read_array(f"{name}.null", (np.dtype("?"),)) if f"{name}.null.npy" in names else None
             if null is not None and len(null) != len(array):
                 raise DamagedError(f"its {name} and {name}.null have different lengths")
             if null is not None and not kind.nullable and null.any():
                 raise DamagedError(f"it has rows without {name}")
             return ColumnValues(array, null), array.nbytes
-        codes = self._array(name, _CODES)
-        words = json.loads(self._array(f"{name}.words", (np.dtype("u1"),)).tobytes().decode())
-        return _texts(name, codes, words, kind)
+        codes = self._read_array(name, _CODE_DTYPES)
+        words = json.loads(self._read_array(f"{name}.words", (np.dtype("u1"),)).tobytes().decode())
+        return _decode_texts(name, codes, words, kind)
 
-    def _array(self, name: str, dtypes: Sequence[np.dtype[Any]]) -> NDArray[Any]:
+    def _read_array(self, name: str, dtypes: Sequence[np.dtype[Any]]) -> NDArray[Any]:
         """Read an array of one axis and one of these dtypes."""
-        data = self._read(f"{name}.npy")
-        file = io.BytesIO(data[:_LONGEST_HEADING])
+        data = self._read_entry(f"{name}.npy")
+        file = io.BytesIO(data[:_MAX_HEADER_BYTES])
         if np.lib.format.read_magic(file) != (1, 0):
             raise DamagedError(f"its {name} is not an array in npy format 1.0")
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
@@ -278,7 +284,7 @@ class TableFile:
         return array
 
 
-def _texts(name: str, codes: NDArray[Any], words: Any, kind: ColumnKind) -> tuple[ColumnValues, int]:
+def _decode_texts(name: str, codes: NDArray[Any], words: Any, kind: ColumnKind) -> tuple[ColumnValues, int]:
     """Return texts by their indices among the distinct ones, and the bytes of all texts together."""
     if not isinstance(words, list) or not all(word is None or isinstance(word, str) for word in words):
         raise DamagedError(f"its {name} is not a list of texts")

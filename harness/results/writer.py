@@ -19,7 +19,7 @@ import psutil
 from attncheck.common.errors import ExitCode, OutputError, ResultsError
 from attncheck.results.format import (
     ARRAY_SCHEMA,
-    FORMAT,
+    FORMAT_VERSION,
     PROPERTIES_TABLE,
     PROPERTY_PART,
     REPORT_FOLDER,
@@ -29,11 +29,11 @@ from attncheck.results.format import (
     Row,
     StoredArray,
 )
-from attncheck.results.records import cases_text, read_json
-from attncheck.results.tables import RowTable, Schema, table_of, write_file
+from attncheck.results.records import cases_json_lines, read_json
+from attncheck.results.tables import RowTable, Schema, to_table, write_file
 
-_FOLDERS = ("rows", "arrays", "logs")
-_CLAIM = ".writer.partial"
+_PART_FOLDERS = ("rows", "arrays", "logs")
+_CLAIM_FILE = ".writer.partial"
 """The file that names the process that writes to a directory; one that remains names no running process."""
 
 
@@ -60,7 +60,7 @@ class ResultsWriter:
         _prepare_directory(directory, ("rows", "arrays", "cases.json") if resume else (), is_search=is_search)
         # This machine, the number of this process and its start: no other process has the same three.
         process = f"{platform.node()} {os.getpid()} {psutil.Process().create_time()}"
-        _write(directory / _CLAIM, lambda temporary: temporary.write_text(process, encoding="utf-8"))
+        _write_atomically(directory / _CLAIM_FILE, lambda temporary: temporary.write_text(process, encoding="utf-8"))
         self._parts = {kind: _next_part_number(directory / kind) for kind in ("rows", "arrays")}
 
     def add_rows(self, rows: Iterable[Row]) -> None:
@@ -87,24 +87,24 @@ class ResultsWriter:
             self._arrays, self._array_bytes = [], 0
         if self._rows:
             self.before_rows()
-            self._write_part("rows", table_of(self._rows, ROW_SCHEMA))
+            self._write_part("rows", to_table(self._rows, ROW_SCHEMA))
             self._rows = []
         self._flushed = monotonic()
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write environment.json or summary.json."""
-        _write_json(self.directory / name, {"format": FORMAT, **content})
+        _write_json(self.directory / name, {"format": FORMAT_VERSION, **content})
         if name == "summary.json":
-            (self.directory / _CLAIM).unlink(missing_ok=True)
+            (self.directory / _CLAIM_FILE).unlink(missing_ok=True)
 
     def write_cases(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Write cases.json."""
 
         def write(path: Path) -> None:
             with path.open("w", encoding="utf-8", errors="replace") as file:
-                file.writelines(cases_text(records))
+                file.writelines(cases_json_lines(records))
 
-        _write(self.directory / "cases.json", write)
+        _write_atomically(self.directory / "cases.json", write)
 
     def _write_part(self, kind: str, table: RowTable, blocks: Sequence[bytes] = ()) -> None:
         schema = ROW_SCHEMA if kind == "rows" else ARRAY_SCHEMA
@@ -117,10 +117,10 @@ def write_property_rows(directory: Path, rows: Sequence[Row]) -> None:
     path = directory / PROPERTY_PART
     with OutputError.where(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_table(path, table_of(rows, ROW_SCHEMA))
+    write_table(path, to_table(rows, ROW_SCHEMA))
 
 
-def note_exit_code(directory: Path, code: ExitCode) -> None:
+def update_exit_code(directory: Path, code: ExitCode) -> None:
     """Set the exit code of a run with its properties in its summary. Raises ``OutputError``."""
     path = directory / "summary.json"
     _write_json(path, {**(read_json(path) or {}), "exit_code": int(code)})
@@ -136,13 +136,13 @@ def note_confirmed(directory: Path, confirmed: Mapping[str, Sequence[str]]) -> N
 
 def write_table(path: Path, table: RowTable, schema: Schema = ROW_SCHEMA, blocks: Sequence[bytes] = ()) -> None:
     """Write a part; it replaces an earlier one when it is complete. Raises ``OutputError``."""
-    _write(path, lambda temporary: write_file(temporary, table, schema, blocks))
+    _write_atomically(path, lambda temporary: write_file(temporary, table, schema, blocks))
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     # A command line may have bytes that are not UTF-8; they become question marks.
-    _write(path, lambda temporary: temporary.write_text(text, encoding="utf-8", errors="replace"))
+    _write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8", errors="replace"))
 
 
 def _next_part_number(folder: Path) -> int:
@@ -158,7 +158,7 @@ def _require_unclaimed(directory: Path) -> None:
         named = str(directory).encode(errors="replace").decode()
         raise OutputError(f"{named}: the folder's name is not UTF-8; name another folder with --output") from None
     with suppress(OSError, ValueError, psutil.Error):
-        node, number, started = (directory / _CLAIM).read_text(encoding="utf-8").rsplit(" ", 2)
+        node, number, started = (directory / _CLAIM_FILE).read_text(encoding="utf-8").rsplit(" ", 2)
         writer = psutil.Process(int(number))
         if node == platform.node() and int(number) != os.getpid() and writer.create_time() == float(started):
             raise OutputError(
@@ -173,10 +173,10 @@ def _prepare_directory(directory: Path, keep: Sequence[str], *, is_search: bool)
         if directory.exists() and not directory.is_dir():
             raise OutputError(f"{directory} is a file; expected a folder to write results to")
         holds_search = (directory / SEARCH_STATE).is_file()
-        if holds_search != is_search and (holds_search or _holds_results(directory)):
+        if holds_search != is_search and (holds_search or _has_results(directory)):
             held = "a search" if holds_search else "results that are not of a search"
             raise OutputError(f"{directory} holds {held}; name another folder with --output")
-        if directory.is_dir() and not (holds_search or has_no_results(directory) or _holds_results(directory)):
+        if directory.is_dir() and not (holds_search or has_no_files_to_lose(directory) or _has_results(directory)):
             problem = "is not empty and holds no earlier results; name another folder with --output"
             raise OutputError(f"{directory} {problem}")
         # The summary is removed first: if this process ends before the rest is removed, no run looks complete.
@@ -192,19 +192,19 @@ def _prepare_directory(directory: Path, keep: Sequence[str], *, is_search: bool)
                 raise OutputError(f"{directory / part} is a link; name another folder with --output")
             if part not in keep and (directory / part).is_dir():
                 shutil.rmtree(directory / part)
-        for part in _FOLDERS:
+        for part in _PART_FOLDERS:
             (directory / part).mkdir(parents=True, exist_ok=True)
 
 
-def has_no_results(directory: Path) -> bool:
+def has_no_files_to_lose(directory: Path) -> bool:
     """Return whether a folder has no files to lose: it is empty, or its run was killed at once."""
     entries = [path for path in directory.iterdir() if not path.name.endswith(".partial")]
-    if any(path.name not in _FOLDERS or not path.is_dir() for path in entries):
+    if any(path.name not in _PART_FOLDERS or not path.is_dir() for path in entries):
         return False
     return not any(path.is_file() for path in directory.rglob("*") if not path.name.endswith(".partial"))
 
 
-def _holds_results(directory: Path) -> bool:
+def _has_results(directory: Path) -> bool:
     """Return whether an earlier run wrote this directory; other tools write a file environment.json, too."""
     try:
         environment = read_json(directory / "environment.json")
@@ -213,7 +213,7 @@ def _holds_results(directory: Path) -> bool:
     return environment is not None and {"format", "label", "implementations"} <= environment.keys()
 
 
-def _write(path: Path, write: Any) -> None:
+def _write_atomically(path: Path, write: Any) -> None:
     temporary = path.with_name(f".{path.name}.partial")
     try:
         temporary.unlink(missing_ok=True)  # a link would lead elsewhere
@@ -242,4 +242,4 @@ def _pack_arrays(arrays: Sequence[StoredArray]) -> tuple[RowTable, list[bytes]]:
             names = (*unit, stored.implementation, stored.stage, str(stored.array.dtype), shape)
             records.append((*names, len(blocks), starts[data], len(data)))
         blocks.append(bytes(block))
-    return table_of([dict(zip(ARRAY_SCHEMA, record, strict=True)) for record in records], ARRAY_SCHEMA), blocks
+    return to_table([dict(zip(ARRAY_SCHEMA, record, strict=True)) for record in records], ARRAY_SCHEMA), blocks

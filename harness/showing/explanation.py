@@ -23,7 +23,7 @@ from attncheck.reports.terminal import Line, print_lines
 from attncheck.showing.json_schema import CaseRecord, ExplanationDocument, StageRecord
 from attncheck.spec.verdicts import Verdict
 
-_MAX_CALLS = 10
+_MAX_LISTED_CALLS = 10
 """Most calls that are listed."""
 
 
@@ -40,7 +40,7 @@ def explanation_lines(answer: Answer, tags: Mapping[str, TagEntry]) -> Iterator[
     If a fresh process does not show the failure, lines about when it happens come first.
     """
     if answer.repeated is not None:
-        yield from (Text(line, "red") for line in (*_repetition(answer.repeated), ""))
+        yield from (Text(line, "red") for line in (*_repetition_lines(answer.repeated), ""))
     case = answer.case
     yield Text(case.name, "bold")
     yield f"{case.file}:{case.line}, {case.operation}, {inputs_line(case)}"
@@ -53,7 +53,7 @@ def explanation_lines(answer: Answer, tags: Mapping[str, TagEntry]) -> Iterator[
         yield from (f"Expected failure: {reason}" for reason in answer.expected_failures.values())
         return
     yield Text(title, "bold")
-    yield _stages(answer)
+    yield _stage_table(answer)
     sampled = (
         f"{rows_judged(judgement.judged_rows, judgement.query_rows)}; they stand for all."
         for judgement in answer.judgements
@@ -69,7 +69,7 @@ def explanation_lines(answer: Answer, tags: Mapping[str, TagEntry]) -> Iterator[
     )
     yield from (Text(line, "dim") for line in _condition_lines(answer))
     yield ""
-    yield from (Text(line, "red" if answer.begins_at else "") for line in _story(answer))
+    yield from (Text(line, "red" if answer.begins_at else "") for line in _diagnosis_lines(answer))
 
 
 def tag_lines(case: Case, tags: Mapping[str, TagEntry]) -> Iterator[str]:
@@ -77,7 +77,7 @@ def tag_lines(case: Case, tags: Mapping[str, TagEntry]) -> Iterator[str]:
     return (f"probes {tag}: {tags[tag].probes} Catches: {tags[tag].defect}" for tag in case.tags if tag in tags)
 
 
-def _repetition(repeated: Repetition) -> Iterator[str]:
+def _repetition_lines(repeated: Repetition) -> Iterator[str]:
     """Yield lines about a failure that a fresh process does not show, with the calls that it needs."""
     since = f" {repeated.remark}." if repeated.remark else ""
     calls = f"the {repeated.before:,} calls" if repeated.before > 1 else "the call"
@@ -92,14 +92,14 @@ def _repetition(repeated: Repetition) -> Iterator[str]:
         )
     else:
         yield (
-            f"That happens again after {_needed_calls(repeated)} that the check's process had been asked before: "
+            f"That happens again after {_needed_calls_text(repeated)} that the check's process had been asked before: "
             f"something is kept from one call to the next.{since}"
         )
     after = [f"  after {call.case.id} in {call.dtype}" for call in repeated.needed or ()]
-    yield from truncate_list(_MAX_CALLS, after, "  and {} more")
+    yield from truncate_list(_MAX_LISTED_CALLS, after, "  and {} more")
 
 
-def _needed_calls(repeated: Repetition) -> str:
+def _needed_calls_text(repeated: Repetition) -> str:
     """Return in words how many of the earlier calls a failure needs."""
     needed, before = len(repeated.needed or ()), repeated.before
     if before == 1:
@@ -112,16 +112,21 @@ def _needed_calls(repeated: Repetition) -> str:
 
 def inputs_line(case: Case) -> str:
     """Return a line with the inputs' shapes and the options of a case."""
-    return given_line(case.input_shapes, case.options)
+    return shapes_and_options_line(case.input_shapes, case.options)
 
 
-def given_line(shapes: Mapping[str, tuple[int, ...]], options: Mapping[str, object]) -> str:
-    """Return a line with the inputs' shapes and the options."""
+def shapes_and_options_line(shapes: Mapping[str, tuple[int, ...]], options: Mapping[str, object]) -> str:
+    """Return a line with the inputs' shapes and the options.
+
+    Example:
+        >>> shapes_and_options_line({"query": (1, 2, 3, 4), "mask": (1, 1, 3, 5)}, {"is_causal": True})
+        'query 1x2x3x4, mask 1x1x3x5; is_causal = True'
+    """
     inputs = ", ".join(f"{name} {show(shape)}" for name, shape in shapes.items())
     return "; ".join(filter(None, (inputs, ", ".join(f"{name} = {value}" for name, value in options.items()))))
 
 
-def _stages(answer: Answer) -> Table:
+def _stage_table(answer: Answer) -> Table:
     headings = ("stage", "verdict", "error/bound", "z", "own step: error/bound", "z", "condition")
     rows = []
     for judgement in answer.judgements:
@@ -132,8 +137,8 @@ def _stages(answer: Answer) -> Table:
             (
                 judgement.stage,
                 f"{judgement.verdict}{' (noisy)' if judgement.is_noisy else ''}{here}",
-                *_numbers(judgement.accumulated),
-                *_numbers(judgement.introduced),
+                *_error_cells(judgement.accumulated),
+                *_error_cells(judgement.introduced),
                 f"{condition.median:.3g}{ill}" if condition else "-",
             )
         )
@@ -154,11 +159,11 @@ def _condition_lines(answer: Answer) -> Iterator[str]:
         )
 
 
-def _numbers(measured: Measured | None) -> tuple[str, str]:
+def _error_cells(measured: Measured | None) -> tuple[str, str]:
     return ("-", "-") if measured is None else (format_ratio(measured.ratio), f"{measured.largest_z:.3g}")
 
 
-def _story(answer: Answer) -> list[str]:
+def _diagnosis_lines(answer: Answer) -> list[str]:
     if answer.outside:
         return [f"There is no exact answer to hold it against: {answer.outside}."]
     if not answer.begins_at:
@@ -175,10 +180,10 @@ def _story(answer: Answer) -> list[str]:
     # An expected failure by a convention for empty rows is another meaning, and no fault.
     is_meant = all(item.empty_rows is not None and item.stage in answer.expected_failures for item in failing)
     verb = "means something else" if is_meant else "goes wrong"
-    return [f"It {verb} at {answer.begins_at}: {first.message}.", *expected, *_element(first, answer)]
+    return [f"It {verb} at {answer.begins_at}: {first.message}.", *expected, *_worst_element_lines(first, answer)]
 
 
-def _element(judgement: StageJudgement, answer: Answer) -> list[str]:
+def _worst_element_lines(judgement: StageJudgement, answer: Answer) -> list[str]:
     """Describe the worst element; 17 digits identify a float64 exactly."""
     if judgement.index is None or judgement.value is None or judgement.exact is None:
         return []
@@ -195,31 +200,31 @@ def _element(judgement: StageJudgement, answer: Answer) -> list[str]:
     return lines
 
 
-def of_case(case: Case) -> CaseRecord:
+def to_case_record(case: Case) -> CaseRecord:
     """Return a case's names, shapes and options."""
     return CaseRecord.derive(case_record(case, {}))
 
 
 def explanation_document(answer: Answer, code: ExitCode, commands: Sequence[str]) -> ExplanationDocument:
     """Return a case on one implementation, stage by stage; ``commands`` show more about its failure."""
-    failure = failure_of(answer, commands)
+    failure = answer_failure(answer, commands)
     return ExplanationDocument.derive(
         answer,
-        **opening("explain", code, answer_of(answer)),
+        **opening("explain", code, answer_line(answer)),
         failures=[] if failure is None else [failure],
         next=[] if failure is None else commands,
-        case=of_case(answer.case),
-        verdict=verdict_of(answer),
-        stages=[_stage(judgement, answer) for judgement in answer.judgements],
+        case=to_case_record(answer.case),
+        verdict=answer_verdict(answer),
+        stages=[_stage_record(judgement, answer) for judgement in answer.judgements],
     )
 
 
-def failure_of(answer: Answer, commands: Sequence[str]) -> Failure | None:
+def answer_failure(answer: Answer, commands: Sequence[str]) -> Failure | None:
     """Return the failure of an answer; None if nothing is wrong, or if that was expected."""
     return failure_of_rows(answer.rows, case_record(answer.case, {}), commands, answer.diagnosis)
 
 
-def verdict_of(answer: Answer) -> str:
+def answer_verdict(answer: Answer) -> str:
     """Return the verdict of the first wrong stage, or of the call; agree or unverified if none is wrong."""
     if answer.failed is not None:
         return str(answer.failed.verdict)
@@ -230,7 +235,7 @@ def verdict_of(answer: Answer) -> str:
     return (Verdict.UNVERIFIED if verdicts == {Verdict.UNVERIFIED} else Verdict.AGREE).value
 
 
-def answer_of(answer: Answer) -> str:
+def answer_line(answer: Answer) -> str:
     """Return the result of a case on an implementation in a line."""
     who = f"{answer.implementation} in {answer.dtype}"
     if answer.failure:
@@ -238,11 +243,11 @@ def answer_of(answer: Answer) -> str:
     if answer.outside:
         return f"{who}: there is no exact answer: {answer.outside}"
     if answer.begins_at:
-        return f"{who} is wrong at {answer.begins_at}: {verdict_of(answer)}"
-    return f"{who}: {'nothing was judged' if verdict_of(answer) == Verdict.UNVERIFIED else 'agrees'}"
+        return f"{who} is wrong at {answer.begins_at}: {answer_verdict(answer)}"
+    return f"{who}: {'nothing was judged' if answer_verdict(answer) == Verdict.UNVERIFIED else 'agrees'}"
 
 
-def _stage(judgement: StageJudgement, answer: Answer) -> StageRecord:
+def _stage_record(judgement: StageJudgement, answer: Answer) -> StageRecord:
     return StageRecord.derive(
         judgement,
         computed_hex=None if judgement.value is None else judgement.value.hex(),

@@ -28,25 +28,25 @@ from numpy.typing import NDArray
 
 from attncheck.reports import panels
 
-Format = Literal["svg", "png", "pdf"]
+ImageFormat = Literal["svg", "png", "pdf"]
 
 INK = "#1b1b1d"
-RULE = "#85858a"
-PAPER = "#fffffe"
+RULE_COLOUR = "#85858a"
+PAPER_COLOUR = "#fffffe"
 
 _DOTS_PER_INCH = 150
 _FONT_SIZE = 8.0
-_MAX_LETTERS = 4000
+_MAX_DESCRIPTION_LETTERS = 4000
 """Most letters of an accessible name; tables contain every number."""
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
-    "figure.facecolor": PAPER,
+    "figure.facecolor": PAPER_COLOUR,
     "axes.facecolor": "none",
     "text.color": INK,
     "axes.labelcolor": INK,
-    "axes.edgecolor": RULE,
-    "xtick.color": RULE,
-    "ytick.color": RULE,
+    "axes.edgecolor": RULE_COLOUR,
+    "xtick.color": RULE_COLOUR,
+    "ytick.color": RULE_COLOUR,
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
     "font.size": _FONT_SIZE,
@@ -56,7 +56,7 @@ _STYLE: dict[str, Any] = {
     "axes.labelsize": _FONT_SIZE,
     "image.composite_image": False,
 }
-_METADATA: dict[Format, dict[str, None]] = {
+_METADATA: dict[ImageFormat, dict[str, None]] = {
     "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
     "png": {"Software": None},
     "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
@@ -79,7 +79,7 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def picture_of(figure: Figure, alternative: str, format: Format = "svg") -> Picture:  # noqa: A002
+def picture_of(figure: Figure, alternative: str, format: ImageFormat = "svg") -> Picture:  # noqa: A002
     """Return a figure as a picture. Call it inside ``drawing``."""
     buffer = BytesIO()
     # Ids depend on the salt, so that different pictures in one page share none.
@@ -94,7 +94,7 @@ def picture_of(figure: Figure, alternative: str, format: Format = "svg") -> Pict
         )
     data = buffer.getvalue()
     if format == "svg":  # without its prolog, and with its description as the accessible name
-        svg, name = data.decode("utf-8"), quoteattr(panels.safe_text(alternative, _MAX_LETTERS))
+        svg, name = data.decode("utf-8"), quoteattr(panels.safe_text(alternative, _MAX_DESCRIPTION_LETTERS))
         data = svg[svg.index("<svg") :].replace("<svg", f'<svg role="img" aria-label={name}', 1).encode("utf-8")
     return Picture(data, alternative)
 
@@ -104,8 +104,8 @@ _TITLE_INCHES, _CELL_INCHES = 0.064, 0.068
 _BESIDE, _BAR, _ABOVE = 0.5, 0.65, 0.75
 """Inches next to a matrix for ticks, for a colour bar, and above and below it for titles and ticks."""
 Array = NDArray[Any]
-_TITLE_LETTERS = 40
-_MOST_INCHES = 9.5
+_MAX_TITLE_LETTERS = 40
+_MAX_WIDTH_INCHES = 9.5
 """Largest width of a page."""
 
 
@@ -121,9 +121,9 @@ class _MeasuredPanel:
     taken: float
 
 
-def _measure(matrices: Sequence[panels.Panel]) -> list[_MeasuredPanel]:
+def _measure_panels(matrices: Sequence[panels.Panel]) -> list[_MeasuredPanel]:
     """Measure the matrices that are not empty, in inches; if one has a colour bar, all have space for one."""
-    drawn = [(panel, _annotations(panel), _title(panel)) for panel in matrices if panel.matrix.size]
+    drawn = [(panel, _cell_texts(panel), _format_title(panel)) for panel in matrices if panel.matrix.size]
     beside = _BESIDE + (_BAR if any(texts is None for _, texts, _ in drawn) else 0)
     measured = []
     for panel, texts, title in drawn:
@@ -133,60 +133,60 @@ def _measure(matrices: Sequence[panels.Panel]) -> list[_MeasuredPanel]:
     return measured
 
 
-def _lines(measured: Sequence[_MeasuredPanel]) -> list[list[_MeasuredPanel]]:
+def _break_into_lines(measured: Sequence[_MeasuredPanel]) -> list[list[_MeasuredPanel]]:
     """Break the sequence of matrices into lines that are not too wide."""
     lines: list[list[_MeasuredPanel]] = [[]]
     for matrix in measured:
-        if lines[-1] and sum(previous.taken for previous in lines[-1]) + matrix.taken > _MOST_INCHES:
+        if lines[-1] and sum(previous.taken for previous in lines[-1]) + matrix.taken > _MAX_WIDTH_INCHES:
             lines.append([])
         lines[-1].append(matrix)
     return lines
 
 
-def _height(line: Sequence[_MeasuredPanel]) -> float:
+def _line_height(line: Sequence[_MeasuredPanel]) -> float:
     return max(matrix.height for matrix in line) + _ABOVE
 
 
-def heatmaps(
+def draw_heatmaps(
     matrices: Sequence[panels.Panel],
     *,
     heading: str = "",
-    format: Format = "svg",  # noqa: A002
+    format: ImageFormat = "svg",  # noqa: A002
 ) -> Picture:
     """Draw matrices as annotated heatmaps, side by side as far as the width goes, below a heading if there is one."""
     with drawing():
-        figure, words = _figure(matrices, heading)
+        figure, words = _draw_figure(matrices, heading)
         return picture_of(figure, words, format)
 
 
-def heatmap_document(pages: Sequence[Sequence[panels.Panel]], headings: Sequence[str]) -> bytes:
+def draw_heatmap_pdf(pages: Sequence[Sequence[panels.Panel]], headings: Sequence[str]) -> bytes:
     """Draw pages of matrices as one PDF."""
     from matplotlib.backends.backend_pdf import PdfPages
 
     buffer = BytesIO()
     with drawing(), PdfPages(buffer, metadata=_METADATA["pdf"]) as written:
         for page, heading in zip(pages, headings, strict=True):
-            written.savefig(_figure(page, heading)[0], bbox_inches="tight", pad_inches=0.06)
+            written.savefig(_draw_figure(page, heading)[0], bbox_inches="tight", pad_inches=0.06)
     return buffer.getvalue()
 
 
-def heatmap_pages(matrices: Sequence[panels.Panel], most_height: float = 11.0) -> list[list[panels.Panel]]:
+def split_into_pages(matrices: Sequence[panels.Panel], most_height: float = 11.0) -> list[list[panels.Panel]]:
     """Split matrices into readable pages; a line that is too high has a separate page, and empty ones come last."""
     pages: list[list[panels.Panel]] = [[]]
     height = 0.0
-    for line in filter(None, _lines(_measure(matrices))):
-        if pages[-1] and height + _height(line) > most_height:
+    for line in filter(None, _break_into_lines(_measure_panels(matrices))):
+        if pages[-1] and height + _line_height(line) > most_height:
             pages.append([])
             height = 0.0
         pages[-1] += [matrix.panel for matrix in line]
-        height += _height(line)
+        height += _line_height(line)
     pages[-1] += [panel for panel in matrices if not panel.matrix.size]
     return pages
 
 
-def _figure(matrices: Sequence[panels.Panel], heading: str) -> tuple[Figure, str]:
+def _draw_figure(matrices: Sequence[panels.Panel], heading: str) -> tuple[Figure, str]:
     """Arrange matrices in rows and draw them; return the figure and its description."""
-    measured = _measure(matrices)
+    measured = _measure_panels(matrices)
     if not measured:
         shapes = [" x ".join(map(str, panel.matrix.shape)) for panel in matrices]
         empty = [
@@ -197,8 +197,8 @@ def _figure(matrices: Sequence[panels.Panel], heading: str) -> tuple[Figure, str
         figure = Figure(figsize=(4, 0.4))
         figure.text(0.02, 0.4, panels.safe_text(words), parse_math=False)
         return figure, words
-    lines = _lines(measured)
-    width, height = max(sum(matrix.taken for matrix in line) for line in lines), sum(map(_height, lines))
+    lines = _break_into_lines(measured)
+    width, height = max(sum(matrix.taken for matrix in line) for line in lines), sum(map(_line_height, lines))
     figure, top = Figure(figsize=(width, height)), height
     for line in lines:
         left = _BESIDE
@@ -208,24 +208,24 @@ def _figure(matrices: Sequence[panels.Panel], heading: str) -> tuple[Figure, str
             axes.set_title(matrix.title, loc="left", pad=5, parse_math=False)
             _draw_matrix(figure, axes, matrix.panel, matrix.texts)
             left += matrix.taken
-        top -= _height(line)
+        top -= _line_height(line)
     if heading:
         broken = "\n".join(textwrap.wrap(panels.safe_text(heading, 400), 110))
         figure.text(0, 1, broken, weight="bold", va="bottom", parse_math=False)
-    sentences = [panels.safe_text(heading, 400), *(panels.describe(matrix.panel) for matrix in measured)]
+    sentences = [panels.safe_text(heading, 400), *(panels.describe_panel(matrix.panel) for matrix in measured)]
     return figure, " ".join(f"{sentence}." for sentence in sentences if sentence)
 
 
-def _title(panel: panels.Panel) -> str:
+def _format_title(panel: panels.Panel) -> str:
     """Break a long title into two lines; for a large matrix, state which rows and columns are shown."""
-    lines = textwrap.wrap(panels.safe_text(panel.title, 2 * _TITLE_LETTERS), _TITLE_LETTERS)[:2]
+    lines = textwrap.wrap(panels.safe_text(panel.title, 2 * _MAX_TITLE_LETTERS), _MAX_TITLE_LETTERS)[:2]
     rows, columns = (math.ceil(length / panels.MAX_CELLS) for length in panel.matrix.shape)
     if (rows, columns) != (1, 1):
         lines = [*lines[:1], f"1 of {rows} rows, 1 of {columns} columns"]
     return "\n".join(lines)
 
 
-def _annotations(panel: panels.Panel) -> list[list[str]] | None:
+def _cell_texts(panel: panels.Panel) -> list[list[str]] | None:
     """Return the texts of cells, with the printed number if it differs; None for a large matrix."""
     if max(panel.matrix.shape) > panels.MAX_ANNOTATED:
         return None
@@ -249,9 +249,9 @@ def _size_in_inches(panel: panels.Panel, texts: list[list[str]] | None) -> tuple
 
 def _draw_matrix(figure: Figure, axes: Axes, panel: panels.Panel, texts: list[list[str]] | None) -> None:
     step = (math.ceil(panel.matrix.shape[0] / panels.MAX_CELLS), math.ceil(panel.matrix.shape[1] / panels.MAX_CELLS))
-    pixels = panels.shades(panel)[:: step[0], :: step[1]]
+    pixels = panels.cell_colours(panel)[:: step[0], :: step[1]]
     _draw_cells(axes, pixels)
-    _label(axes, panel, pixels.shape, step)
+    _label_axes(axes, panel, pixels.shape, step)
     low, high = panels.value_range(panel.matrix)
     if texts is None and math.isfinite(high - low):
         palette = LinearSegmentedColormap.from_list(panel.colour, [panels.LIGHTEST, panel.colour])
@@ -260,7 +260,7 @@ def _draw_matrix(figure: Figure, axes: Axes, panel: panels.Panel, texts: list[li
         scale = ScalarMappable(Normalize(low, high if high > low else low + 1), palette)
         figure.colorbar(scale, cax=bar).outline.set_visible(False)
     for row, column in np.ndindex(pixels.shape[:2]) if texts is not None else ():
-        text, ink = texts[row][column], panels.ink_on(pixels[row, column])  # type: ignore[index]
+        text, ink = texts[row][column], panels.contrasting_ink(pixels[row, column])  # type: ignore[index]
         axes.text(column, row, text, ha="center", va="center", color=ink, in_layout=False)
     for row, column in panel.printed if texts is not None else ():
         place = (column - 0.48, row - 0.47)
@@ -280,7 +280,7 @@ def _draw_cells(axes: Axes, pixels: panels.Pixels) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _label(axes: Axes, panel: panels.Panel, shape: tuple[int, ...], step: tuple[int, int]) -> None:
+def _label_axes(axes: Axes, panel: panels.Panel, shape: tuple[int, ...], step: tuple[int, int]) -> None:
     """Number the rows and columns from 0, or every eighth of many."""
     for axis, length, distance in zip((axes.yaxis, axes.xaxis), shape, step, strict=False):
         ticks = range(0, length, 1 if length <= panels.MAX_ANNOTATED else 8)

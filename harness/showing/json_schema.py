@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from attncheck.reports.json_documents import (
     NOT_FINITE,
-    SCHEMA,
+    SCHEMA_VERSION,
     BisectionDocument,
     DifferenceDocument,
     Document,
@@ -18,7 +18,7 @@ from attncheck.reports.json_documents import (
     PropertiesDocument,
     Record,
     Row,
-    fields_of,
+    record_fields,
 )
 
 
@@ -347,8 +347,8 @@ DOCUMENTS: Mapping[str, type[Document]] = {
 """By command: what it prints with --json."""
 
 
-_NUMBER = {"anyOf": [{"type": "number"}, {"enum": list(NOT_FINITE)}]}
-_REFERENCE = "#/$defs/"
+_NUMBER_SCHEMA = {"anyOf": [{"type": "number"}, {"enum": list(NOT_FINITE)}]}
+_REFERENCE_PREFIX = "#/$defs/"
 
 
 def results_schema() -> str:
@@ -358,32 +358,36 @@ def results_schema() -> str:
     kinds = (*DOCUMENTS.values(), ErrorDocument)
     _, schemas = TypeAdapter.json_schemas([(kind, "serialization", TypeAdapter(kind)) for kind in kinds])
     commands = [
-        {"title": command, "properties": {"attncheck": {"properties": {"command": {"const": command}}}}, **_ref(kind)}
+        {
+            "title": command,
+            "properties": {"attncheck": {"properties": {"command": {"const": command}}}},
+            **_schema_reference(kind),
+        }
         for command, kind in DOCUMENTS.items()
     ]
     definitions = {name: _with_descriptions(name, fields) for name, fields in sorted(schemas["$defs"].items())}
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"What attncheck prints with --json, version {SCHEMA}",
-        "oneOf": [*commands, _ref(ErrorDocument)],
-        "$defs": {**definitions, "Number": _NUMBER},
+        "title": f"What attncheck prints with --json, version {SCHEMA_VERSION}",
+        "oneOf": [*commands, _schema_reference(ErrorDocument)],
+        "$defs": {**definitions, "Number": _NUMBER_SCHEMA},
     }
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
-def _ref(kind: type[Document]) -> dict[str, str]:
-    return {"$ref": f"{_REFERENCE}{kind.__name__}"}
+def _schema_reference(kind: type[Document]) -> dict[str, str]:
+    return {"$ref": f"{_REFERENCE_PREFIX}{kind.__name__}"}
 
 
 def _with_descriptions(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     """Add the description of every field; numbers may be texts."""
     fields = {
         field: {"description": meaning, **_without_titles(schema["properties"][field])}
-        for field, (_, meaning, *_) in fields_of(records()[name]).items()
+        for field, (_, meaning, *_) in record_fields(all_records()[name]).items()
     }
     if name == "Header":
-        fields["schema"]["const"] = SCHEMA
-    said = {"description": summary_of(records()[name]), "properties": fields, "required": list(fields)}
+        fields["schema"]["const"] = SCHEMA_VERSION
+    said = {"description": docstring_summary(all_records()[name]), "properties": fields, "required": list(fields)}
     return {**schema, **said}
 
 
@@ -393,21 +397,21 @@ def _without_titles(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     plain = {key: _without_titles(item) for key, item in schema.items() if key not in ("title", "default")}
-    return {"$ref": f"{_REFERENCE}Number"} if plain == {"type": "number"} else plain
+    return {"$ref": f"{_REFERENCE_PREFIX}Number"} if plain == {"type": "number"} else plain
 
 
 @cache
-def records() -> Mapping[str, type[Record]]:
+def all_records() -> Mapping[str, type[Record]]:
     """Return every record by its name."""
-    return {record.__name__: record for record in _subclasses(Record)}
+    return {record.__name__: record for record in _all_subclasses(Record)}
 
 
-def _subclasses(kind: type[Record]) -> Iterator[type[Record]]:
+def _all_subclasses(kind: type[Record]) -> Iterator[type[Record]]:
     yield kind
     for subclass in kind.__subclasses__():
-        yield from _subclasses(subclass)
+        yield from _all_subclasses(subclass)
 
 
-def summary_of(kind: type[Record]) -> str:
+def docstring_summary(kind: type[Record]) -> str:
     """Return the first paragraph of a record's docstring."""
     return " ".join((kind.__doc__ or "").split("\n\n")[0].split())

@@ -14,10 +14,10 @@ from attncheck.common.wording import count_noun
 from attncheck.reading.case import Case
 from attncheck.reports.document_model import Table
 from attncheck.reports.json_documents import Failure, opening
-from attncheck.reports.outcome import first_of_each
+from attncheck.reports.outcome import first_command_of_each
 from attncheck.reports.terminal import Line
 from attncheck.results.format import FAILURE_NUMBERS
-from attncheck.showing.explanation import failure_of, given_line
+from attncheck.showing.explanation import answer_failure, shapes_and_options_line
 from attncheck.showing.json_schema import ConventionsDocument, ReductionDocument, SearchDocument
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from attncheck.searching.findings import SearchFinding
     from attncheck.searching.search import ReducedCase, Search
 
-Commands = Mapping[str, Sequence[str]]
+CommandsByFinding = Mapping[str, Sequence[str]]
 """Commands to run for each finding, by its file."""
 
 
-def search_lines(search: Search, commands: Commands) -> Iterator[str]:
+def search_lines(search: Search, commands: CommandsByFinding) -> Iterator[str]:
     """Yield every finding with its case, script and commands, and last the extent of the search."""
     for finding in search.folder.findings:
         yield from _finding_lines(finding, search.folder.path, commands[finding.file])
@@ -63,20 +63,20 @@ def _finding_lines(finding: SearchFinding, folder: Path, commands: Sequence[str]
     yield from (f"  {command}" for command in commands)
 
 
-def search_document(search: Search, commands: Commands, code: ExitCode) -> SearchDocument:
+def search_document(search: Search, commands: CommandsByFinding, code: ExitCode) -> SearchDocument:
     """Return a search for programs."""
-    failures = [_failure(finding, search, commands[finding.file]) for finding in search.folder.findings]
+    failures = [_failure_record(finding, search, commands[finding.file]) for finding in search.folder.findings]
     return SearchDocument.derive(
         search,
         **opening("search", code, list(search_lines(search, commands))[-1]),
         failures=failures,
-        next=first_of_each(failures),
+        next=first_command_of_each(failures),
         seconds=round(search.seconds, 1),
         no_longer_failing=[finding.file for finding in search.fixed],
     )
 
 
-def _failure(finding: SearchFinding, search: Search, commands: Sequence[str]) -> Failure:
+def _failure_record(finding: SearchFinding, search: Search, commands: Sequence[str]) -> Failure:
     numbers = dict.fromkeys(FAILURE_NUMBERS) | dict(finding.numbers)
     path = str(search.folder.path / finding.file)
     return Failure(
@@ -103,8 +103,8 @@ def reduction_lines(reduced: ReducedCase, path: Path, commands: Sequence[str]) -
 
     assert reduced.problem is not None, "there is nothing to say of a case that does not fail"
     if reduced.original is not None:
-        yield f"before   {shape_line(reduced.original)}"
-    yield f"reduced  {shape_line(reduced.problem)}"
+        yield f"before   {problem_line(reduced.original)}"
+    yield f"reduced  {problem_line(reduced.problem)}"
     yield f"  {element_of(reduced.answer)}"
     smallest = "no smaller case fails the same way" if reduced.is_smallest else "it may not be the smallest"
     yield f"{path}: {reduced.tries} tries; {smallest}"
@@ -118,10 +118,10 @@ def reduction_document(
     from attncheck.searching.search import element_of
 
     answer = reduced.answer
-    failure = failure_of(answer, commands)
+    failure = answer_failure(answer, commands)
     if failure is not None and path is not None:
         failure = replace(failure, case=str(path), file=str(path), line=None)
-    of_both = [shape_line(problem) if problem is not None else "" for problem in (reduced.original, reduced.problem)]
+    of_both = [problem_line(problem) if problem is not None else "" for problem in (reduced.original, reduced.problem)]
     fails = f"reduced in {reduced.tries:,} tr{'y' if reduced.tries == 1 else 'ies'}: {element_of(answer)}"
     code, line = (ExitCode.AGREE, "there is nothing to reduce: it does not fail")
     if path is not None:
@@ -138,17 +138,17 @@ def reduction_document(
     )
 
 
-def shape_line(problem: Problem) -> str:
+def problem_line(problem: Problem) -> str:
     """Return a line with a problem's operation, shapes and options."""
     shapes = {name: array.shape for name, array in problem.inputs.items()}
-    return f"{problem.operation}: {given_line(shapes, problem.options)}"
+    return f"{problem.operation}: {shapes_and_options_line(shapes, problem.options)}"
 
 
-Conventions = Mapping[str, Sequence[MeasuredConvention]]
+ConventionsByImplementation = Mapping[str, Sequence[MeasuredConvention]]
 """Answers of each implementation, by its name and dtype, in the order of the questions."""
 
 
-def convention_lines(measured: Conventions) -> Iterator[Line]:
+def convention_lines(measured: ConventionsByImplementation) -> Iterator[Line]:
     """Yield a row for each question, and below it wrong and missing declarations."""
     rows = []
     for answers in zip(*measured.values(), strict=True):
@@ -159,11 +159,13 @@ def convention_lines(measured: Conventions) -> Iterator[Line]:
     yield from _notes_by_name(measured)
 
 
-def _notes_by_name(measured: Conventions) -> list[str]:
+def _notes_by_name(measured: ConventionsByImplementation) -> list[str]:
     return [f"{name}: {line}" for name, answers in measured.items() for line in _convention_notes(answers)]
 
 
-def conventions_document(measured: Conventions, code: ExitCode, missing: Sequence[str]) -> ConventionsDocument:
+def conventions_document(
+    measured: ConventionsByImplementation, code: ExitCode, missing: Sequence[str]
+) -> ConventionsDocument:
     """Return measured conventions for programs."""
     answers = [answer for by_question in measured.values() for answer in by_question]
     counts = {
@@ -194,17 +196,17 @@ def _convention_notes(answers: Sequence[MeasuredConvention]) -> Iterator[str]:
         yield f"declare what it does: attention.conventions = {json.dumps(declared)}"
     departing = [answer for answer in answers if answer.departs and not (answer.declaration or answer.declared)]
     if departing:
-        yield f"attncheck's cases mean otherwise: {_names(departing)}"
+        yield f"attncheck's cases mean otherwise: {_convention_names(departing)}"
     if inexact := [answer for answer in answers if not answer.is_exact]:
-        yield f"less accurate than it declares, and recognised all the same: {_names(inexact)}"
+        yield f"less accurate than it declares, and recognised all the same: {_convention_names(inexact)}"
     for answer in answers:
         if answer.kind == "failed":
             yield f"{answer.question.name} failed: {answer.means}"
     unsupported = [answer for answer in answers if answer.kind == "unsupported"]
     for reason in dict.fromkeys(answer.means for answer in unsupported):
         without = [answer for answer in unsupported if answer.means == reason]
-        yield f"not asked ({reason})" + ("" if len(without) == len(answers) else f": {_names(without)}")
+        yield f"not asked ({reason})" + ("" if len(without) == len(answers) else f": {_convention_names(without)}")
 
 
-def _names(answers: Sequence[MeasuredConvention]) -> str:
+def _convention_names(answers: Sequence[MeasuredConvention]) -> str:
     return "; ".join(answer.question.name for answer in answers)

@@ -26,16 +26,16 @@ from attncheck.reading.inputs import Inputs, inputs_in
 from attncheck.reading.model import TagEntry
 from attncheck.reports import panels
 from attncheck.reports.document_model import Text as Block
-from attncheck.reports.documents import beside, element
+from attncheck.reports.documents import element_in_document, format_computed
 from attncheck.reports.json_documents import opening
 from attncheck.reports.terminal import Line, plain_console, print_lines
 from attncheck.results.format import EXACT, Row
-from attncheck.showing.explanation import inputs_line, of_case, tag_lines
+from attncheck.showing.explanation import inputs_line, tag_lines, to_case_record
 from attncheck.showing.json_schema import ArrayRecord, CaseDocument, NumberRecord
 from attncheck.spec.verdicts import Verdict
 
 if TYPE_CHECKING:
-    from attncheck.showing.heatmaps import Format
+    from attncheck.showing.heatmaps import ImageFormat
 
 Array = NDArray[Any]
 
@@ -48,7 +48,7 @@ _MAX_NUMBERS = 40
 
 
 @dataclass(frozen=True)
-class Shown:
+class EvaluatedCase:
     """A case in one dtype: its drawings, and the document's numbers compared with the exact ones.
 
     ``outside`` is the reason why there is no exact answer, if there is none, and ``undefined`` why some elements have
@@ -67,7 +67,7 @@ class Shown:
     exact: Mapping[str, Array]
 
 
-def work_out(case: Case, dtype: str, stages: Collection[str] = ()) -> Shown:
+def evaluate_case(case: Case, dtype: str, stages: Collection[str] = ()) -> EvaluatedCase:
     """Evaluate a case exactly, from its inputs as stored in a dtype; only these stages and inputs, or all.
 
     Raises ``UsageError`` for a stage that the case does not have.
@@ -76,20 +76,20 @@ def work_out(case: Case, dtype: str, stages: Collection[str] = ()) -> Shown:
     truth = truth_of_case(case, inputs)
     exact = dict(exact_values(truth))
     in_columns = any(expected.transpose for expected in case.expected)
-    numbers = {} if truth.outside else _numbers(case, inputs, truth, exact, stages)
+    numbers = {} if truth.outside else _compare_printed_numbers(case, inputs, truth, exact, stages)
     printed = {
         case.expected[number].name: {
             row.index: str(row.reference_text)
             for row in rows
-            if row.index and row.allowed is not None and not holds(row)
+            if row.index and row.allowed is not None and not is_printed_number_right(row)
         }
         for number, rows in numbers.items()
         if case.expected[number].basis == "printed"
     }
     kept = panels.KeptCase(inputs.arrays, exact)
-    drawings = panels.drawings_of(case_record(case, {}), kept, in_columns=in_columns, printed=printed)
+    drawings = panels.make_drawings(case_record(case, {}), kept, in_columns=in_columns, printed=printed)
     rows = len(truth.judged.query_rows) if truth.judged.query_rows is not None else 0
-    return Shown(
+    return EvaluatedCase(
         case=case,
         dtype=dtype,
         drawings=_select_drawings(drawings, stages),
@@ -110,7 +110,7 @@ def _select_drawings(drawings: tuple[panels.Drawing, ...], stages: Collection[st
     return tuple(drawing for drawing in drawings if not stages or set(drawing.names) & set(stages))
 
 
-def _numbers(
+def _compare_printed_numbers(
     case: Case, inputs: Inputs, truth: Truth, exact: Mapping[str, Array], stages: Collection[str]
 ) -> dict[int, tuple[Row, ...]]:
     """Compare the exact answer with the document's numbers, as for an implementation."""
@@ -124,7 +124,7 @@ def _numbers(
     }
 
 
-def holds(row: Row) -> bool:
+def is_printed_number_right(row: Row) -> bool:
     """Return whether a printed number is right: within half a unit, and the effect of the inputs' rounding."""
     if row.verdict == Verdict.NONFINITE or row.difference is None or row.allowed is None:
         return False
@@ -135,18 +135,18 @@ def holds(row: Row) -> bool:
     return row.difference <= slack + rounding
 
 
-def outcome_of(row: Row) -> str:
+def printed_number_outcome(row: Row) -> str:
     """Return the outcome of a printed number in a word or two."""
     if row.allowed is None:
         return "not compared"
-    return "holds" if holds(row) else "erratum" if row.xfail else "does not hold"
+    return "holds" if is_printed_number_right(row) else "erratum" if row.xfail else "does not hold"
 
 
-def print_case(shown: Shown, tags: Mapping[str, TagEntry], console: Console | None = None) -> None:
+def print_case(shown: EvaluatedCase, tags: Mapping[str, TagEntry], console: Console | None = None) -> None:
     """Print a case: its text, its inputs, its exact stages, and its numbers compared with the exact ones."""
     console = console or plain_console()
     width = console.width if console.is_terminal else _PIPE_WIDTH
-    print_lines(_opening(shown.case, tags), console)
+    print_lines(_opening_lines(shown.case, tags), console)
     inputs, stages = ([drawing for drawing in shown.drawings if drawing.is_input is kind] for kind in (True, False))
     for title, drawings in ((f"Inputs in {shown.dtype}", inputs), ("Exact stages", stages)):
         print_lines(["", Block(f"{title}:", "bold")] if drawings else [], console)
@@ -162,7 +162,7 @@ def print_case(shown: Shown, tags: Mapping[str, TagEntry], console: Console | No
         _print_numbers(console, shown.case.expected[number], rows)
 
 
-def _opening(case: Case, tags: Mapping[str, TagEntry]) -> Iterator[Line]:
+def _opening_lines(case: Case, tags: Mapping[str, TagEntry]) -> Iterator[Line]:
     source = case.source
     by = f", by {source.author}" if source.author else ""
     yield Block(case.name, "bold")
@@ -182,14 +182,14 @@ def matrix_text(panel: panels.Panel, width: int) -> Text:
     text = Text(f"{panels.safe_text(panel.title, width)}, {' x '.join(map(str, matrix.shape))}")
     if not matrix.size:
         return text
-    rows = _shown_positions(matrix.shape[0], _MAX_ROWS)
+    rows = _elided_positions(matrix.shape[0], _MAX_ROWS)
     labels = ["..." if row is None else str(row) for row in rows]
     margin = max(map(len, labels)) + 1
     kept = [row for row in rows if row is not None]
     cells = {row: [panels.short_number(value, _DIGITS) for value in matrix[row].tolist()[:_MAX_READ]] for row in kept}
     longest = max(len(cell) for line in cells.values() for cell in line) + 2
-    columns = _shown_positions(matrix.shape[1], max(3, min((width - margin) // longest, _MAX_READ)))
-    pixels = panels.shades(panel)
+    columns = _elided_positions(matrix.shape[1], max(3, min((width - margin) // longest, _MAX_READ)))
+    pixels = panels.cell_colours(panel)
     text.append("\n" + " " * margin)
     for column in columns:
         text.append(("..." if column is None else str(column)).rjust(longest - 1) + " ", style="dim")
@@ -202,21 +202,26 @@ def matrix_text(panel: panels.Panel, width: int) -> Text:
             number, pixel = panels.short_number(matrix[row, column].item(), _DIGITS), pixels[row, column]
             text.append(
                 number.rjust(longest - 1) + " ",
-                style=Style(color=panels.ink_on(pixel), bgcolor=f"#{bytes(pixel).hex()}"),
+                style=Style(color=panels.contrasting_ink(pixel), bgcolor=f"#{bytes(pixel).hex()}"),
             )
     return text
 
 
-def _shown_positions(length: int, most: int) -> list[int | None]:
-    """Return the positions that are shown: all, or the first and last ones with None between them."""
+def _elided_positions(length: int, most: int) -> list[int | None]:
+    """Return the positions that are shown: all, or the first and last ones with None between them.
+
+    Example:
+        >>> _elided_positions(10, 6)
+        [0, 1, 2, None, 8, 9]
+    """
     if length <= most:
         return list(range(length))
     return [*range(most - 3), None, length - 2, length - 1] if most > 3 else [0, None, length - 1]
 
 
 def _print_numbers(console: Console, expected: Expected, rows: Sequence[Row]) -> None:
-    missed = [row for row in rows if not holds(row)]
-    name = panels.title_of([expected.name], [expected.called] if expected.called else [])
+    missed = [row for row in rows if not is_printed_number_right(row)]
+    name = panels.matrix_title([expected.name], [expected.called] if expected.called else [])
     console.print(f"{name}, {expected.basis}: {len(rows) - len(missed)} of {len(rows)} hold", style="bold")
     for note in filter(
         None, (expected.because, expected.note, expected.digits, expected.erratum and f"Erratum: {expected.erratum}")
@@ -230,34 +235,36 @@ def _print_numbers(console: Console, expected: Expected, rows: Sequence[Row]) ->
     layout = {"shape": expected.shape, "transpose": expected.transpose}
     for row in rows if len(rows) <= _MAX_NUMBERS else missed[:_MAX_NUMBERS]:
         table.add_row(
-            element(row.index or "", layout),
+            element_in_document(row.index or "", layout),
             row.reference_text or "",
-            beside(row.value if row.value is not None else np.nan, "float64", row.half_unit or 0.0),
+            format_computed(row.value if row.value is not None else np.nan, "float64", row.half_unit or 0.0),
             f"{row.difference:.2g}" if row.difference is not None and np.isfinite(row.difference) else "",
-            outcome_of(row),
-            style="" if holds(row) else "magenta",
+            printed_number_outcome(row),
+            style="" if is_printed_number_right(row) else "magenta",
         )
     if table.row_count:
         console.print(table)
 
 
-def save_case(shown: Shown, path: Path) -> list[Path]:
+def save_case(shown: EvaluatedCase, path: Path) -> list[Path]:
     """Write a case's inputs and exact stages as images, and return their paths.
 
     Several pages are written if one is not enough: to one PDF, or to FILE-1.png, FILE-2.png and so on. Raises
     ``OutputError`` if a file cannot be written.
     """
-    from attncheck.showing.heatmaps import heatmap_document, heatmap_pages, heatmaps
+    from attncheck.showing.heatmaps import draw_heatmap_pdf, draw_heatmaps, split_into_pages
 
-    kind = image_format(path)
-    pages = heatmap_pages([panel for drawing in shown.drawings for panel in drawing.panels])
+    kind = parse_image_format(path)
+    pages = split_into_pages([panel for drawing in shown.drawings for panel in drawing.panels])
     title = f"{shown.case.name} ({shown.dtype})"
     headings = [title] if len(pages) == 1 else [f"{title}, page {n} of {len(pages)}" for n in range(1, len(pages) + 1)]
     if kind == "pdf":
-        files = {path: heatmap_document(pages, headings)}
+        files = {path: draw_heatmap_pdf(pages, headings)}
     else:
         paths = [path] if len(pages) == 1 else [path.with_stem(f"{path.stem}-{n}") for n in range(1, len(pages) + 1)]
-        drawn = [heatmaps(page, heading=heading, format=kind) for page, heading in zip(pages, headings, strict=True)]
+        drawn = [
+            draw_heatmaps(page, heading=heading, format=kind) for page, heading in zip(pages, headings, strict=True)
+        ]
         files = {file: picture.data for file, picture in zip(paths, drawn, strict=True)}
     for file, data in files.items():
         with OutputError.where(file):
@@ -265,15 +272,15 @@ def save_case(shown: Shown, path: Path) -> list[Path]:
     return list(files)
 
 
-_FORMATS: Mapping[str, Format] = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
+_IMAGE_FORMATS: Mapping[str, ImageFormat] = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
 
 
-def image_format(path: Path) -> Format:
+def parse_image_format(path: Path) -> ImageFormat:
     """Return the image format of a file's name. Raises ``UsageError`` for any other, and without matplotlib."""
     if find_spec("matplotlib") is None:
         raise UsageError("show --save needs the extra draw: pip install 'attncheck[draw]'")
-    if path.suffix.lower() in _FORMATS:
-        return _FORMATS[path.suffix.lower()]
+    if path.suffix.lower() in _IMAGE_FORMATS:
+        return _IMAGE_FORMATS[path.suffix.lower()]
     raise UsageError(f"{path}: cannot save as {path.suffix or 'a file without a suffix'}; expected .png, .svg or .pdf")
 
 
@@ -281,24 +288,24 @@ MAX_ELEMENTS = 4096
 """Arrays with more elements are printed without their numbers."""
 
 
-def case_document(shown: Shown, saved: Sequence[str] = ()) -> CaseDocument:
+def case_document(shown: EvaluatedCase, saved: Sequence[str] = ()) -> CaseDocument:
     """Return a case with its inputs, its exact stages, and the numbers that its document prints."""
     case = shown.case
     return CaseDocument.derive(
         shown,
         **opening("show", ExitCode.AGREE, case.name),
         notes=list(case.warnings),
-        case=of_case(case),
+        case=to_case_record(case),
         source=case.source.model_dump(exclude_none=True),
         remarks=case.notes,
-        inputs=_arrays(shown.inputs),
-        stages=_arrays(shown.exact),
+        inputs=_array_records(shown.inputs),
+        stages=_array_records(shown.exact),
         numbers=[
             NumberRecord.derive(
                 row,
                 stage=case.expected[position].name,
                 basis=case.expected[position].basis,
-                outcome=outcome_of(row),
+                outcome=printed_number_outcome(row),
                 called=row.called or "",
                 element=row.index or "",
                 printed=row.reference_text or "",
@@ -311,7 +318,7 @@ def case_document(shown: Shown, saved: Sequence[str] = ()) -> CaseDocument:
     )
 
 
-def _arrays(arrays: Mapping[str, NDArray[Any]]) -> list[ArrayRecord]:
+def _array_records(arrays: Mapping[str, NDArray[Any]]) -> list[ArrayRecord]:
     # bfloat16 and float16 as the same numbers of float64
     plain = {name: array if array.dtype.kind in "biu" else array.astype("float64") for name, array in arrays.items()}
     return [

@@ -24,11 +24,19 @@ from markupsafe import Markup
 
 from attncheck.common.errors import ResultsError
 from attncheck.common.wording import count_noun, truncate_list
-from attncheck.reports.cells import Cell, CellRow, State, states_of
-from attncheck.reports.coverage import OF_DOCUMENTS
+from attncheck.reports.cells import Cell, CellRow, State, distinct_states
+from attncheck.reports.coverage import DOCUMENT_VERDICTS
 from attncheck.reports.document_model import Block, Details, Figure, Key, Text, anchor_of
-from attncheck.reports.failure_patterns import WIDTHS, LengthMap, length_maps
-from attncheck.reports.frames import Column, Frames, by_key, expected_failures, failing, records, stage_order
+from attncheck.reports.failure_patterns import WIDTH_LIMITS, LengthMap, length_maps
+from attncheck.reports.frames import (
+    Column,
+    Frames,
+    group_by_key,
+    records,
+    select_expected_failures,
+    select_failing,
+    stage_sort_key,
+)
 from attncheck.results.format import SCRIPTS_FOLDER
 from attncheck.results.records import read_json
 from attncheck.spec.verdicts import Verdict
@@ -75,11 +83,16 @@ class Budget:
 
 def urgent_first(table: Mapping[str, CellRow]) -> list[str]:
     """Return the cases: failing ones, then those with expected failures, then the rest in their order."""
-    return sorted(table, key=lambda case: _urgency(table[case]))
+    return sorted(table, key=lambda case: _urgency_rank(table[case]))
 
 
-def within(cases: Iterable[str], size_of: Callable[[str], int], most: int) -> dict[str, None]:
-    """Return the first cases whose sizes together stay within a budget, in their order."""
+def select_within_budget(cases: Iterable[str], size_of: Callable[[str], int], most: int) -> dict[str, None]:
+    """Return the first cases whose sizes together stay within a budget, in their order.
+
+    Example:
+        >>> list(select_within_budget(["a", "b", "c"], {"a": 3, "b": 4, "c": 1}.__getitem__, 6))
+        ['a']
+    """
     kept: dict[str, None] = {}
     spent = 0
     for case in cases:
@@ -90,8 +103,8 @@ def within(cases: Iterable[str], size_of: Callable[[str], int], most: int) -> di
     return kept
 
 
-def _urgency(row: CellRow) -> int:
-    states = states_of(row)
+def _urgency_rank(row: CellRow) -> int:
+    states = distinct_states(row)
     return next((urgency for urgency, state in enumerate(URGENCY) if state in states), len(URGENCY))
 
 
@@ -99,7 +112,7 @@ _MAX_BYTES = 100_000
 """A larger script has large inputs and is left out: `attncheck repro` writes it again."""
 
 
-_NO_NAME = re.compile(r"[^A-Za-z0-9._]+")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._]+")
 """Characters that the name of a file must not have."""
 
 
@@ -115,19 +128,21 @@ def script_names(directories: Mapping[str, Path]) -> dict[str, dict[str, Path]]:
     return scripts
 
 
-def script_of(scripts: Mapping[str, Mapping[str, Path]], case: str, dtype: str, column: Column) -> Iterator[Details]:
+def script_details(
+    scripts: Mapping[str, Mapping[str, Path]], case: str, dtype: str, column: Column
+) -> Iterator[Details]:
     """Yield the script of a cell, if there is one."""
     path = scripts.get(column.environment, {}).get(f"{case}|{column.implementation}|{dtype}")
     with suppress(OSError, ValueError):
         # A link could show any file of whoever makes the report.
         if path and path.is_file() and not path.is_symlink() and path.stat().st_size <= _MAX_BYTES:
-            file = f"{_NO_NAME.sub('-', f'{case} {column.implementation} {dtype}')}.py"
-            shown = drawn("script", file, Markup(escape(path.read_text(encoding="utf-8"), quote=False)))
+            file = f"{_NOT_IN_NAMES.sub('-', f'{case} {column.implementation} {dtype}')}.py"
+            shown = render_macro("script", file, Markup(escape(path.read_text(encoding="utf-8"), quote=False)))
             yield Details(f"The script that shows it without attncheck, {file}", [Figure(file, shown)])
 
 
-LIMITS = (0.1, 1.0, 10.0)
-LEVELS: Mapping[str, str] = {
+ERROR_LIMITS = (0.1, 1.0, 10.0)
+ERROR_LEVELS: Mapping[str, str] = {
     "e0": "below a tenth of the bound",
     "e1": "within the bound",
     "e2": "up to ten times it",
@@ -148,7 +163,7 @@ SYMBOLS: Mapping[State, str] = {
 }
 """A sign next to every word, so that no verdict is shown only by a colour."""
 
-NOTHING = "\N{EN DASH}"
+NO_VALUE = "\N{EN DASH}"
 """The text for a missing number."""
 
 SHORT_DTYPES: Mapping[str, str] = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
@@ -158,7 +173,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 @cache
-def environment() -> Environment:
+def template_environment() -> Environment:
     """Return the environment that renders the templates, with every text escaped."""
     return Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -169,14 +184,14 @@ def environment() -> Environment:
     )
 
 
-def drawn(name: str, *values: object) -> Markup:
+def render_macro(name: str, *values: object) -> Markup:
     """Draw a figure of the page by its macro."""
-    return Markup(getattr(environment().get_template("figures.html").module, name)(*values))
+    return Markup(getattr(template_environment().get_template("figures.html").module, name)(*values))
 
 
-def short(value: float | None, digits: int = 3) -> str:
+def short_number_or_dash(value: float | None, digits: int = 3) -> str:
     """Write a number with few digits; a dash for no number."""
-    return NOTHING if value is None or math.isnan(value) else f"{value:.{digits}g}"
+    return NO_VALUE if value is None or math.isnan(value) else f"{value:.{digits}g}"
 
 
 def shape_text(shape: Sequence[int]) -> str:
@@ -232,7 +247,7 @@ class CaseDetails(NamedTuple):
     def in_short(self) -> str:
         """The failures and expected failures, in a few words; empty if all agree."""
         urgent = (State.FAILING, State.XFAIL)
-        notes = [f"{item.text} in {item.title}" for item in self.evidence if item.state in OF_DOCUMENTS]
+        notes = [f"{item.text} in {item.title}" for item in self.evidence if item.state in DOCUMENT_VERDICTS]
         notes += [
             f"{column.implementation}: {cell.text}"
             for column, cells in self.row.items()
@@ -244,7 +259,7 @@ class CaseDetails(NamedTuple):
     @property
     def state(self) -> str:
         """Return the state that matters most."""
-        return (*URGENCY, State.AGREE)[_urgency(self.row)].value
+        return (*URGENCY, State.AGREE)[_urgency_rank(self.row)].value
 
     @property
     def options(self) -> list[str]:
@@ -287,8 +302,8 @@ def case_details(
     """Yield the details of some cases, in the order of the matrix."""
     results = frames.results[frames.results["case"].isin(detailed)]
     marks = pd.Series("", index=results.index)
-    marks[failing(results).index] = "failing"
-    marks[expected_failures(results).index] = "xfail"
+    marks[select_failing(results).index] = "failing"
+    marks[select_expected_failures(results).index] = "xfail"
     by_case: dict[str, dict[tuple[str, str, str], dict[str, Mapping[str, Any]]]] = {}
     for item in records(results.assign(state=marks)):
         key = (item["environment"], item["implementation"], item["dtype"])
@@ -296,7 +311,7 @@ def case_details(
     for case in table:
         if case in detailed:
             stages_present = {stage for rows in by_case[case].values() for stage in rows if stage}
-            stages = tuple(sorted(stages_present, key=stage_order))
+            stages = tuple(sorted(stages_present, key=stage_sort_key))
             why = tuple(evidence.get(case, ()))
             yield CaseDetails(frames.cases[case], table[case], stages, by_case[case], why)
 
@@ -308,18 +323,20 @@ def _stage_cell(row: Mapping[str, Any]) -> StageCell:
     open_ = "?" if not pd.isna(row["unjudged"]) and row["unjudged"] else ""  # elements without an exact answer
     # in the order of the alphabet, the worst first
     mark = row["verdict"] if row["state"] else min(tiers, default=open_)
-    return StageCell(short(row["ratio"], 2), short(row["introduced_ratio"], 2), row["state"], mark)
+    return StageCell(
+        short_number_or_dash(row["ratio"], 2), short_number_or_dash(row["introduced_ratio"], 2), row["state"], mark
+    )
 
 
-def cells_alike(cells: Mapping[str, Cell]) -> list[tuple[Cell, str, str]]:
+def distinct_cells(cells: Mapping[str, Cell]) -> list[tuple[Cell, str, str]]:
     """Return the different cells of a case, each with the long and the short names of its dtypes."""
     return [
         (cell, " ".join(dtypes), " ".join(SHORT_DTYPES.get(dtype, dtype) for dtype in dtypes))
-        for cell, dtypes in by_key(cells, cells.__getitem__).items()
+        for cell, dtypes in group_by_key(cells, cells.__getitem__).items()
     ]
 
 
-def are_alike(row: CellRow, columns: Sequence[Column]) -> bool:
+def have_equal_cells(row: CellRow, columns: Sequence[Column]) -> bool:
     """Return whether several columns have the same cells of a case, which are then shown once."""
     first = row.get(columns[0]) if columns else None
     return len(columns) > 1 and all(row.get(column) == first for column in columns)
@@ -341,11 +358,11 @@ def verdict_matrix(frames: Frames, table: Mapping[str, CellRow], budget: Budget)
     """Return the files in order; above the budget, cases in which everything agrees are only counted."""
 
     def letters(case: str) -> int:
-        cells = 1 if are_alike(table[case], frames.columns) else len(frames.columns)
+        cells = 1 if have_equal_cells(table[case], frames.columns) else len(frames.columns)
         return LETTERS_PER_ROW + LETTERS_PER_CELL * cells
 
-    kept = within(urgent_first(table), letters, budget.matrix_letters)
-    files = by_key(table, lambda case: str(frames.cases[case]["file"]))
+    kept = select_within_budget(urgent_first(table), letters, budget.matrix_letters)
+    files = group_by_key(table, lambda case: str(frames.cases[case]["file"]))
     return tuple(
         FileRows(
             file=file,
@@ -360,7 +377,7 @@ def verdict_matrix(frames: Frames, table: Mapping[str, CellRow], budget: Budget)
 
 
 def _counts_text(rows: list[CellRow]) -> str:
-    states = Counter(max(states_of(row), key=list(State).index, default=State.UNSUPPORTED) for row in rows)
+    states = Counter(max(distinct_states(row), key=list(State).index, default=State.UNSUPPORTED) for row in rows)
     words = [count_noun(len(rows), "case")]
     words += [f"{states[state]:,} {word}" for state, word in _COUNTED.items() if states[state]]
     return ", ".join(words)
@@ -380,23 +397,23 @@ _LEGEND = (
 )
 
 
-def drawn_lengths(frames: Frames) -> list[Details]:
+def length_map_details(frames: Frames) -> list[Details]:
     """Return a map for every implementation that fails, with switches that choose what it shows."""
-    return [_length_map_details(frames, length_map, number) for number, length_map in enumerate(length_maps(frames), 1)]
+    return [_one_length_map(frames, length_map, number) for number, length_map in enumerate(length_maps(frames), 1)]
 
 
-def _length_map_details(frames: Frames, length_map: LengthMap, number: int) -> Details:
+def _one_length_map(frames: Frames, length_map: LengthMap, number: int) -> Details:
     title = frames.title(length_map.column, with_version=False)
     cases, tile, axes = length_map.cases, length_map.tile, (length_map.queries, length_map.keys)
-    words = f"{cases['fails'].sum():,} of {count_noun(len(cases), 'case')} fail. {length_map.grid_words()}"
+    words = f"{cases['fails'].sum():,} of {count_noun(len(cases), 'case')} fail. {length_map.drawn_tiles_text()}"
     ends = [list(_tile_ends(lengths, tile)) if tile else [] for lengths in axes]
     views = [(f"{causality}{width}", *_places_by_outcome(chosen)) for causality, width, chosen in length_map.views()]
     counts = {view[:2]: f" ({view[2]['fails'].sum():,} of {len(view[2]):,})" for view in length_map.views()}
-    kinds = [(f"c{kind}", f"{_CAUSALITY[kind]}{count}") for (kind, width), count in counts.items() if not width]
-    widths = [(f"w{width}", f"{_RANGES[width]}{count}") for (kind, width), count in counts.items() if not kind]
+    kinds = [(f"c{kind}", f"{_CAUSALITY_WORDS[kind]}{count}") for (kind, width), count in counts.items() if not width]
+    widths = [(f"w{width}", f"{_WIDTH_RANGES[width]}{count}") for (kind, width), count in counts.items() if not kind]
     # Switches that choose among several views.
     switches = [(name, choices) for name, choices in (("cases", kinds), ("width", widths)) if len(choices) > 1]
-    picture = drawn("lengths", length_map, number, title, switches, views, _diagonal(length_map), ends)
+    picture = render_macro("lengths", length_map, number, title, switches, views, _diagonal_ends(length_map), ends)
     figure = Figure(length_map.words(), picture)
     summary = f"Where {title} fails, by the lengths of queries and keys"
     return Details(summary, [Text(words), figure, Text(_LEGEND, "muted")], is_open=number == 1)
@@ -408,11 +425,16 @@ def _places_by_outcome(cases: pd.DataFrame) -> list[list[tuple[int, int]]]:
     return [list(share.index[chosen]) for chosen in (share == 0, (share > 0) & (share < 1), share == 1, share > 0)]
 
 
-_CAUSALITY = ("all", "causal", "not causal")
-_RANGES = ("all", f"D ≤ {WIDTHS[0]}", *(f"{low + 1} to {high}" for low, high in pairwise(WIDTHS)), f"D > {WIDTHS[-1]}")
+_CAUSALITY_WORDS = ("all", "causal", "not causal")
+_WIDTH_RANGES = (
+    "all",
+    f"D ≤ {WIDTH_LIMITS[0]}",
+    *(f"{low + 1} to {high}" for low, high in pairwise(WIDTH_LIMITS)),
+    f"D > {WIDTH_LIMITS[-1]}",
+)
 
 
-def _diagonal(length_map: LengthMap) -> list[tuple[float, float]]:
+def _diagonal_ends(length_map: LengthMap) -> list[tuple[float, float]]:
     """Return the line of as many queries as keys, in the range that both have, as row and column positions."""
     low, high = (max(length_map.queries[0], length_map.keys[0]), min(length_map.queries[-1], length_map.keys[-1]))
     lengths = sorted(length for length in {*length_map.queries, *length_map.keys, low, high} if low <= length <= high)
@@ -421,7 +443,12 @@ def _diagonal(length_map: LengthMap) -> list[tuple[float, float]]:
 
 
 def _tile_ends(lengths: Sequence[int], tile: int) -> Iterator[int]:
-    """Yield the positions before which a tile ends: shorter lengths come before it, longer ones after it."""
+    """Yield the positions before which a tile ends: shorter lengths come before it, longer ones after it.
+
+    Example:
+        >>> list(_tile_ends([15, 16, 17, 31, 33], 16))
+        [2, 4]
+    """
     for place in range(1, len(lengths)):
         if -(-lengths[place] // tile) != -(-lengths[place - 1] // tile):
             yield place

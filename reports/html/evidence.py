@@ -21,9 +21,9 @@ from attncheck.common.wording import count_noun, format_distinct
 from attncheck.judging.compare import absolute_difference, differing_nonfinite, quotient
 from attncheck.reading.shapes import show
 from attncheck.reports import panels
-from attncheck.reports.cells import FAILS_A_RUN, CellRow, State, cell_table, is_unsupported, states_of
-from attncheck.reports.coverage import OF_DOCUMENTS, Misprint, misprints, number_counts_of
-from attncheck.reports.defects import address_of
+from attncheck.reports.cells import FAILS_A_RUN, CellRow, State, cell_table, distinct_states, is_unsupported_everywhere
+from attncheck.reports.coverage import DOCUMENT_VERDICTS, Misprint, count_numbers_of_cases, misprints
+from attncheck.reports.defects import thread_address
 from attncheck.reports.document_model import (
     Block,
     Code,
@@ -36,28 +36,28 @@ from attncheck.reports.document_model import (
     Table,
     Text,
     anchor_of,
-    more_in,
+    more_in_files,
 )
 from attncheck.reports.documents import (
     NUMBERS_EXPLAINED,
     DocumentComputation,
-    documents,
+    computations_by_document,
     expectation_parts,
     source_blocks,
 )
-from attncheck.reports.failures import AGAIN, commands_again
+from attncheck.reports.failures import RERUN_COMMANDS, rerun_commands
 from attncheck.reports.frames import (
     Column,
     Frames,
-    by_key,
-    element_in,
-    expected_failures,
-    failing,
-    layout_in,
+    document_layout,
+    element_text,
+    group_by_key,
     records,
+    select_expected_failures,
+    select_failing,
 )
 from attncheck.reports.html import contents
-from attncheck.reports.html.contents import CellEvidence, drawn
+from attncheck.reports.html.contents import CellEvidence, render_macro
 from attncheck.results.format import EXACT, bound_name
 
 Array = NDArray[Any]
@@ -93,7 +93,7 @@ def make_evidence(
         rows_of_cell = rows.get((case, dtype, *column.key), [])
         cell, stages = table[case][column][dtype], [str(row["stage"]) for row in rows_of_cell]
         maps = list(_error_maps(frames, case, dtype, column, stages)) if map_letters > 0 else []
-        script = list(contents.script_of(scripts, case, dtype, column)) if script_letters > 0 else []
+        script = list(contents.script_details(scripts, case, dtype, column)) if script_letters > 0 else []
         map_letters -= sum(len(figure.markup) for figure in maps)
         script_letters -= sum(
             len(block.markup) for details in script for block in details.blocks if isinstance(block, Figure)
@@ -103,7 +103,7 @@ def make_evidence(
             *_reason_text(rows_of_cell),
             *_worst_elements(rows_of_cell, frames.cases[case]),
             *maps,
-            *_rerun_blocks(commands_again(frames, asdict(column) | {"case": case, "dtype": dtype}, AGAIN)),
+            *_rerun_blocks(rerun_commands(frames, asdict(column) | {"case": case, "dtype": dtype}, RERUN_COMMANDS)),
             *script,
         )
         key = (*column.key, case, dtype)
@@ -117,13 +117,13 @@ def _failing_rows(frames: Frames, cases: set[str]) -> dict[Any, list[dict[str, A
     parts = []
     for frame in (frames.results, frames.numbers):
         of_cases = frame[frame["case"].isin(cases)]
-        bad, expected = failing(of_cases), expected_failures(of_cases)
-        bad = bad[~bad["verdict"].isin(OF_DOCUMENTS)]  # has a card of its own, once for all implementations
+        bad, expected = select_failing(of_cases), select_expected_failures(of_cases)
+        bad = bad[~bad["verdict"].isin(DOCUMENT_VERDICTS)]  # has a card of its own, once for all implementations
         parts.append(pd.concat([bad, expected]).sort_index())
     parts[1] = parts[1].assign(against="number")
     rows = pd.concat([part for part in parts if len(part)]) if any(map(len, parts)) else parts[0]
     # All at once: there may be a thousand cells.
-    return by_key(records(rows), itemgetter("case", "dtype", "environment", "implementation"))
+    return group_by_key(records(rows), itemgetter("case", "dtype", "environment", "implementation"))
 
 
 def _stage_messages(rows: list[dict[str, Any]]) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ def _reason_text(rows: list[dict[str, Any]]) -> Iterator[Text]:
     if expected is None:
         return
     thread = expected["thread"] or ""
-    where: Inline = (" (", Mark(thread, "link", address_of(thread)), ")") if thread else ""
+    where: Inline = (" (", Mark(thread, "link", thread_address(thread)), ")") if thread else ""
     yield Text((Mark("Expected failure:", "strong"), f" {expected['reason']}", where))
 
 
@@ -152,12 +152,12 @@ def _rerun_blocks(commands: Sequence[str]) -> Iterator[Block]:
         yield Text((more, Mark("check(...).explain()"), " tells more."), "how")
 
 
-_AGAINST = {
+_REFERENCE_WORDS = {
     "exact": "the exact answer",
     "step": "the exact step from its own previous stage",
     "number": "a number of the case",
 }
-_WORST = ("stage", "verdict", "element", "computed", "should be", "difference", "allowed", "compared with")
+_WORST_HEADINGS = ("stage", "verdict", "element", "computed", "should be", "difference", "allowed", "compared with")
 
 
 def _worst_elements(rows: list[dict[str, Any]], case: Mapping[str, Any]) -> Iterator[Block]:
@@ -165,16 +165,28 @@ def _worst_elements(rows: list[dict[str, Any]], case: Mapping[str, Any]) -> Iter
     lines: list[tuple[Inline, ...]] = []
     for row in [row for row in rows if row["index"] is not None][:_MAX_ROWS]:
         is_number, exact, printed = row["against"] == "number", row.get("exact"), row.get("printed")
-        against = f"the printed {printed}" if is_number and printed is not None else _AGAINST.get(row["against"], "")
+        against = (
+            f"the printed {printed}" if is_number and printed is not None else _REFERENCE_WORDS.get(row["against"], "")
+        )
         # The computed value is compared with the exact answer if there is one, else with the number of the case.
         should_be = exact if is_number and exact is not None and not pd.isna(exact) else row["reference"]
-        cells = str(row["stage"]), str(row["verdict"]), element_in(case, row)
+        cells = str(row["stage"]), str(row["verdict"]), element_text(case, row)
         numbers = format_distinct(float(row["value"]), float(should_be))
-        lines.append((*cells, *numbers, contents.short(row["difference"]), contents.short(row["allowed"]), against))
+        lines.append(
+            (
+                *cells,
+                *numbers,
+                contents.short_number_or_dash(row["difference"]),
+                contents.short_number_or_dash(row["allowed"]),
+                against,
+            )
+        )
     if lines:
-        yield Table("The worst element of each stage", _WORST, lines, "lllrrrrl")
+        yield Table("The worst element of each stage", _WORST_HEADINGS, lines, "lllrrrrl")
     if len(rows) > _MAX_ROWS:
-        yield more_in(f"{len(rows) - _MAX_ROWS} more stages or numbers", "results.csv", "numbers.csv", kind="muted")
+        yield more_in_files(
+            f"{len(rows) - _MAX_ROWS} more stages or numbers", "results.csv", "numbers.csv", kind="muted"
+        )
 
 
 def _error_maps(frames: Frames, case: str, dtype: str, column: Column, stages: Sequence[str]) -> Iterator[Figure]:
@@ -193,19 +205,21 @@ def _error_figure(stage: str, case: Mapping[str, Any], computed: Array, exact: A
     A map has cells by level, with neighbours of one row as one run; cells beyond the bound are crossed out.
     """
     errors = error_ratio(computed, exact, bound)
-    layout = layout_in(case, {"stage": stage, "shape": show(errors.shape)})
+    layout = document_layout(case, {"stage": stage, "shape": show(errors.shape)})
     words = panels.describe_errors(errors, "error over bound", layout)
     small = _small_matrices(computed, exact, errors, is_document=layout is not None)
     maps: list[tuple[object, ...]] = []
     if not small and errors.size and not np.isnan(errors).all():
         for matrix in panels.error_matrices(errors, _MAX_CELLS, is_document=layout is not None):
-            level = np.searchsorted(contents.LIMITS, np.nan_to_num(matrix.errors, nan=0.0, posinf=np.inf))
-            level[np.isnan(matrix.errors)] = len(contents.LIMITS) + 1
-            levels = [(name, list(_runs(level == number))) for number, name in enumerate(contents.LEVELS)]
+            level = np.searchsorted(contents.ERROR_LIMITS, np.nan_to_num(matrix.errors, nan=0.0, posinf=np.inf))
+            level[np.isnan(matrix.errors)] = len(contents.ERROR_LIMITS) + 1
+            levels = [
+                (name, list(_horizontal_runs(level == number))) for number, name in enumerate(contents.ERROR_LEVELS)
+            ]
             beyond = np.argwhere(matrix.errors > 1).tolist()
             pixels = max(_MIN_PIXELS, min(_MAX_PIXELS, _WIDTH // max(matrix.errors.shape)))
             maps.append((matrix.title, matrix.errors.shape, pixels, levels, beyond, matrix.worst))
-    return Figure(words, drawn("errors", stage, words, small, maps))
+    return Figure(words, render_macro("errors", stage, words, small, maps))
 
 
 def error_ratio(computed: NDArray[Any], reference: NDArray[Any], allowed: NDArray[Any]) -> NDArray[np.float64]:
@@ -214,6 +228,10 @@ def error_ratio(computed: NDArray[Any], reference: NDArray[Any], allowed: NDArra
     ``reference`` is the exact answer and ``allowed`` the bound, or another implementation's array and the sum of both
     bounds. An element is NaN if it was not judged or has no exact answer. It is infinite if only one of the two arrays
     has NaN or infinity there.
+
+    Example:
+        >>> error_ratio(np.array([1.5, np.nan, 9.0]), np.ones(3), np.array([0.25, 0.25, np.inf])).tolist()
+        [2.0, inf, nan]
     """
     ratio = quotient(absolute_difference(computed, reference), allowed)
     ratio[differing_nonfinite(computed, reference)] = np.inf
@@ -231,29 +249,29 @@ def misprint_evidence(misprint: Misprint) -> CellEvidence:
         blocks = (Text("The exact answer itself misses what is printed, so no implementation can hold it."), table)
     if len(misprint.numbers) > _MAX_PRINTED:
         more = f"{len(misprint.numbers) - _MAX_PRINTED} more"
-        blocks = (*blocks, more_in(more, "numbers.csv", kind="muted"))
+        blocks = (*blocks, more_in_files(more, "numbers.csv", kind="muted"))
     return CellEvidence(misprint.verdict, misprint.verdict, misprint.called, note, blocks)
 
 
 _MAX_PIXELS_WIDE = 480
 
 
-def heat_of(panel: panels.Panel) -> Markup:
+def heatmap_markup(panel: panels.Panel) -> Markup:
     """Return a matrix as a table with coloured cells, or as a picture if it is too large for numbers."""
-    pixels = panels.shades(panel) if panel.matrix.size else np.zeros((0, 0, 3), np.uint8)
+    pixels = panels.cell_colours(panel) if panel.matrix.size else np.zeros((0, 0, 3), np.uint8)
     if panel.matrix.size and max(panel.matrix.shape) <= panels.MAX_ANNOTATED:
         cells = [
             [
-                (*panels.cell_text(panel, row, column), bytes(pixel).hex(), panels.ink_on(pixel))
+                (*panels.cell_text(panel, row, column), bytes(pixel).hex(), panels.contrasting_ink(pixel))
                 for column, pixel in line
             ]
             for row, line in enumerate(map(enumerate, pixels))
         ]
-        return drawn("heat", panel, cells)
+        return render_macro("heat", panel, cells)
     if not panel.matrix.size:
-        return drawn("picture", f"{panel.title}: empty, shape {show(panel.matrix.shape)}", 0, "")
+        return render_macro("picture", f"{panel.title}: empty, shape {show(panel.matrix.shape)}", 0, "")
     width = panel.matrix.shape[1] * max(1, min(_MAX_PIXELS, _MAX_PIXELS_WIDE // max(panel.matrix.shape)))
-    return drawn("picture", panels.describe(panel), width, b64encode(panels.png_of(pixels)).decode())
+    return render_macro("picture", panels.describe_panel(panel), width, b64encode(panels.encode_png(pixels)).decode())
 
 
 Real = NDArray[np.float64]
@@ -289,7 +307,7 @@ def _small_matrices(
                 for row in zip(*(array[index].tolist() for array in arrays), strict=True)
             ],
         )
-        for index, name in panels.named_matrices(arrays[0].shape[:-2], is_document=is_document)
+        for index, name in panels.matrix_names(arrays[0].shape[:-2], is_document=is_document)
     ]
 
 
@@ -299,8 +317,13 @@ def _number_texts(computed: float, exact: float, *, wrong: bool) -> tuple[str, s
     return (*texts, f"{computed - exact:.2g}")
 
 
-def _runs(chosen: NDArray[np.bool_]) -> Iterator[tuple[int, int, int]]:
-    """Yield the row, the start and the length of each run of chosen neighbours in a row."""
+def _horizontal_runs(chosen: NDArray[np.bool_]) -> Iterator[tuple[int, int, int]]:
+    """Yield the row, the start and the length of each run of chosen neighbours in a row.
+
+    Example:
+        >>> list(_horizontal_runs(np.array([[True, True, False, True]])))
+        [(0, 0, 2), (0, 3, 1)]
+    """
     for y, row in enumerate(chosen):
         edges = np.flatnonzero(np.diff(np.concatenate(([0], row.astype(np.int8), [0]))))
         yield from ((y, start, end - start) for start, end in edges.reshape(-1, 2).tolist())
@@ -310,24 +333,24 @@ _MAX_IN_PART = 10
 """Computations in one part of a document; a longer document is split."""
 
 
-class DrawnDocuments:
+class DocumentPages:
     """Documents on the page, with their numbers, inputs, pictures and links as far as the budget allows.
 
     Failing computations come first. Computations that no implementation supports are only counted.
     """
 
     def __init__(self, frames: Frames, linked: Collection[str], budget: contents.Budget) -> None:
-        self._frames, self._linked, self._every = frames, linked, documents(frames)
+        self._frames, self._linked, self._every = frames, linked, computations_by_document(frames)
         table = cell_table(frames)
-        kept = {case for case in table if not is_unsupported(table[case])}
-        self._failing = {case for case, row in table.items() if states_of(row) & FAILS_A_RUN}
+        kept = {case for case in table if not is_unsupported_everywhere(table[case])}
+        self._failing = {case for case, row in table.items() if distinct_states(row) & FAILS_A_RUN}
         self._failing |= {item.id for items in self._every.values() for item in items if item.fails}
         kept |= self._failing
         self._shown = {name: [item for item in items if item.id in kept] for name, items in self._every.items()}
         shown = [computation for items in self._shown.values() for computation in items]
         first = sorted(shown, key=lambda computation: computation.id not in self._failing)
         sizes = {item.id: contents.LETTERS_PER_NUMBER * sum(map(len, item.rows.values())) for item in first}
-        self._with_numbers = contents.within(sizes, sizes.__getitem__, budget.number_letters)
+        self._with_numbers = contents.select_within_budget(sizes, sizes.__getitem__, budget.number_letters)
         self._pictures_left = {True: budget.failing_pictures, False: budget.pictures}
         self._are_late = len(shown) > budget.computations
 
@@ -337,27 +360,30 @@ class DrawnDocuments:
         if omitted := sum(map(len, self._every.values())) - sum(map(len, self._shown.values())):
             text = f"{omitted:,} computation{'s' if omitted > 1 else ''} that no implementation supports "
             blocks.append(Text(f"{text}{'are' if omitted > 1 else 'is'} left out."))
-        blocks += [self._index(), *(self._document(name, cases) for name, cases in self._shown.items() if cases)]
+        blocks += [
+            self._index_table(),
+            *(self._document_details(name, cases) for name, cases in self._shown.items() if cases),
+        ]
         return Section("Documents", "documents", blocks)
 
-    def _index(self) -> Table:
+    def _index_table(self) -> Table:
         """Return a table of the printed numbers of each document, each counted once."""
         rows: list[list[Inline]] = []
         for name, cases in self._every.items():
-            all_counts = number_counts_of(self._frames, [computation.id for computation in cases])
+            all_counts = count_numbers_of_cases(self._frames, [computation.id for computation in cases])
             kept = ("printed", "hold", "misprints", "missed", "unverified", "errata")
             counts = [getattr(all_counts, name) for name in kept]
             title = Mark(cases[0].case["title"], "link", f"#{anchor_of('document', name)}")
-            numbers = (f"{count:,}" if count else Coloured(contents.NOTHING, "none") for count in counts)
+            numbers = (f"{count:,}" if count else Coloured(contents.NO_VALUE, "none") for count in counts)
             rows += [[title, *numbers]] if self._shown[name] else []
         states = (State.AGREE, State.MISPRINT, State.FAILING, State.UNVERIFIED, "errata")
         kinds = map(Mark, ("hold", "misprint", "missed", "unverified", "erratum"), states)
         caption = "Printed numbers, each counted once"
         return Table(caption, ["document", "printed", *kinds], rows, "lrrrrrr", "counts index")
 
-    def _document(self, name: str, cases: Sequence[DocumentComputation]) -> Details:
+    def _document_details(self, name: str, cases: Sequence[DocumentComputation]) -> Details:
         """Return one document; a long one is split into parts."""
-        shown = [self._computation(computation) for computation in cases]
+        shown = [self._computation_details(computation) for computation in cases]
         parts: list[Block] = []
         for start in range(0, len(shown), _MAX_IN_PART):
             chosen = shown[start : start + _MAX_IN_PART]
@@ -368,7 +394,7 @@ class DrawnDocuments:
             cases[0].case["title"], blocks, *_failing_summary(shown), "pages", 3, anchor_of("document", name)
         )
 
-    def _computation(self, computation: DocumentComputation) -> Details:
+    def _computation_details(self, computation: DocumentComputation) -> Details:
         case, fails = computation.case, computation.id in self._failing
         has_numbers, code = computation.id in self._with_numbers, Mark(f"attncheck show {case['id']}")
         panels = [(drawing.is_input, panel) for drawing in computation.drawings for panel in drawing.panels]
@@ -378,8 +404,8 @@ class DrawnDocuments:
         if has_numbers and (inputs := _input_tables(computation)):
             blocks.append(Details("Its inputs, in numbers", inputs))
         for is_input, words in ((True, "Inputs"), (False, "What is computed")):
-            if pictures := [heat_of(panel) for of, panel in chosen if of is is_input]:
-                blocks.append(Figure(words, drawn("pictures", words, case["name"], pictures)))
+            if pictures := [heatmap_markup(panel) for of, panel in chosen if of is is_input]:
+                blocks.append(Figure(words, render_macro("pictures", words, case["name"], pictures)))
         if omitted := len(panels) - len(chosen):
             why = "" if fails else ", since nothing fails here"
             text = f"{omitted} picture{'s' if omitted > 1 else ''} left out{why}: "
@@ -390,7 +416,9 @@ class DrawnDocuments:
         blocks += expectation_parts(self._frames, computation, with_numbers=has_numbers)
         words = "Its verdicts on every implementation"  # a screen reader, which may list all links, says of which case
         to_case = (
-            drawn("link", anchor_of("case", case["id"]), words, case["name"]) if computation.id in self._linked else ""
+            render_macro("link", anchor_of("case", case["id"]), words, case["name"])
+            if computation.id in self._linked
+            else ""
         )
         link = [Figure(words, to_case)] if to_case else []
         note = Mark("fails", State.FAILING) if fails else ""
@@ -412,6 +440,6 @@ def _input_tables(computation: DocumentComputation) -> list[Block]:
     for called, names, numbers in computation.given:
         also = "" if names == [called] else f" ({', '.join(names)})"
         missing = "" if numbers else ": not written down in the document, or too many to list"
-        figure = drawn("numbers", called, computation.case["name"], f"{called}{also}{missing}", numbers)
+        figure = render_macro("numbers", called, computation.case["name"], f"{called}{also}{missing}", numbers)
         blocks.append(Figure(called, figure))
     return blocks

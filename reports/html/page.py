@@ -17,35 +17,35 @@ from markupsafe import Markup
 
 from attncheck.common.errors import ExitCode
 from attncheck.reports import sections
-from attncheck.reports.cells import CellRow, State, cell_table, is_unsupported, states_of
-from attncheck.reports.coverage import coverage
-from attncheck.reports.defects import defects
-from attncheck.reports.document_model import BREAK, Inline, Mark, Page, Section, Table, Text, anchor_of
-from attncheck.reports.frames import Frames, documents_of, expected_failures, failing, sampled_cases
+from attncheck.reports.cells import CellRow, State, cell_table, distinct_states, is_unsupported_everywhere
+from attncheck.reports.coverage import coverage_by_column
+from attncheck.reports.defects import find_defects
+from attncheck.reports.document_model import LINE_BREAK, Inline, Mark, Page, Section, Table, Text, anchor_of
+from attncheck.reports.frames import Frames, documents_of, sampled_row_texts, select_expected_failures, select_failing
 from attncheck.reports.html import contents, evidence
 from attncheck.reports.summary import exit_code_of, make_summary
 from attncheck.spec import DTYPES
 from attncheck.spec.verdicts import Verdict
 
 _AGREE, _FAILING, _UNSURE = ("agree", "✓"), ("failing", "✗"), ("xfail", "!")
-_OF_RECORDS = ("misprint", "!")
+_RECORDS_TONE = ("misprint", "!")
 """No implementation is wrong: a document or a record is."""
 _UNVERIFIED, _IN_PART = ("unverified", "?"), ("unverified", "◐")
-_SIGNS: Mapping[str, tuple[str, str]] = {
+_TONE_SIGNS: Mapping[str, tuple[str, str]] = {
     **{state: (state, sign) for state, sign in contents.SYMBOLS.items()},
     "near": ("near", "✓"),
     "errata": ("erratum", "!"),
 }
 """By kind of mark: the class of the tag that it is, and its sign."""
-_TAG = re.compile(r"[a-z][a-z0-9-]*")  # as the case format has it: each is a part of an address
+_TAG_PATTERN = re.compile(r"[a-z][a-z0-9-]*")  # as the case format has it: each is a part of an address
 
 
-def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
+def template_variables(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
     """Return the variables of the templates, by name."""
     whole_table = cell_table(frames)
-    table = {case: row for case, row in whole_table.items() if not is_unsupported(row)}
-    every = defects(frames)
-    detailed = _detailed_cases(frames, table, {defect.first.case for defect in every[: budget.wrong]}, budget)
+    table = {case: row for case, row in whole_table.items() if not is_unsupported_everywhere(row)}
+    every = find_defects(frames)
+    detailed = _select_detailed_cases(frames, table, {defect.first.case for defect in every[: budget.wrong]}, budget)
     shown, evidence_left_out = evidence.make_evidence(frames, table, detailed, budget)
     failing_in = Counter(
         column
@@ -55,19 +55,19 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
     )
     files = contents.verdict_matrix(frames, table, budget)
     linked = frozenset({*detailed, *(case for file in files for case in file.cases)})
-    tone, symbol = _tone(frames, table)
+    tone, symbol = _tone_and_sign(frames, table)
     tags = tuple(sorted({tag for case in table for tag in frames.cases[case]["tags"]}))
     probes = {tag: entry for record in frames.cases.values() for tag, entry in record.get("probes", {}).items()}
     words = {cell.word for row in table.values() for cells in row.values() for cell in cells.values()}
-    maps = contents.drawn_lengths(frames) if every else ()
+    maps = contents.length_map_details(frames) if every else ()
     pictures = {item.key: item.figures for items in shown.values() for item in items}
     return {
         "answer": make_summary(frames),
         "tone": tone,
         "symbol": symbol,
         "frames": frames,
-        "wrong": sections.wrong(frames, budget.wrong, most_cases=budget.listed, pictures=pictures, maps=maps),
-        "counts": sections.by_implementation(frames),
+        "wrong": sections.defects_section(frames, budget.wrong, most_cases=budget.listed, pictures=pictures, maps=maps),
+        "counts": sections.implementations_section(frames),
         # that of most failing cases first, so that a narrow screen shows it
         "columns": sorted(frames.columns, key=lambda column: -failing_in[column]),
         "verdicts_note": sections.VERDICTS_NOTE,
@@ -77,12 +77,12 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
         "tags": tags,
         "words": tuple(sorted(words)),
         # what each tag probes, and the bug that it is meant to catch; results of other versions may not say it
-        "probes": {tag: probes[tag] for tag in tags if tag in probes and _TAG.fullmatch(tag)},
+        "probes": {tag: probes[tag] for tag in tags if tag in probes and _TAG_PATTERN.fullmatch(tag)},
         # by case: its cells, and how many query rows stand for all
         "table": table,
-        "sampled": sampled_cases(frames),
-        "cells_alike": contents.cells_alike,
-        "are_alike": contents.are_alike,
+        "sampled": sampled_row_texts(frames),
+        "cells_alike": contents.distinct_cells,
+        "are_alike": contents.have_equal_cells,
         "symbols": contents.SYMBOLS,
         "dtypes_of": lambda row: " ".join(d for d in DTYPES if any(d in cells for cells in row.values())),
         "anchor": anchor_of,
@@ -92,21 +92,21 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
         "details_left_out": len(table) - len(detailed),
         "evidence_left_out": evidence_left_out,
         "has_maps": any(pictures.values()),
-        "documents": evidence.DrawnDocuments(frames, linked, budget).section() if documents_of(frames) else None,
+        "documents": evidence.DocumentPages(frames, linked, budget).section() if documents_of(frames) else None,
         "pairs": pair_section(frames),
-        "expected_failures": sections.expected_to_fail(frames),
-        "empty_rows": sections.queries_without_key(frames),
-        "environments": sections.environments(frames),
+        "expected_failures": sections.expected_failures_section(frames),
+        "empty_rows": sections.empty_rows_section(frames),
+        "environments": sections.environments_section(frames),
         "incomplete": tuple(frames.environments.loc[~frames.environments["complete"].astype(bool), "environment"]),
         # those of the incomplete that were asked to stop
         "stopped": frozenset(label for label, asked in frames.asked.items() if asked.stopped),
-        "properties": sections.properties(frames, budget.wrong),
-        "address_of": _address_function(frames, linked),
-        "signs": _SIGNS,
+        "properties": sections.properties_section(frames, budget.wrong),
+        "address_of": _make_address_function(frames, linked),
+        "signs": _TONE_SIGNS,
     }
 
 
-def _detailed_cases(
+def _select_detailed_cases(
     frames: Frames, table: Mapping[str, CellRow], first: set[str], budget: contents.Budget
 ) -> Collection[str]:
     """Return the cases whose stages are shown, as many as fit on the page, the most urgent ones first.
@@ -115,27 +115,27 @@ def _detailed_cases(
     """
     letters = contents.LETTERS_PER_CASE + contents.LETTERS_PER_STAGE * frames.results.groupby("case").size()
     order = sorted(contents.urgent_first(table), key=lambda case: case not in first)
-    return contents.within(order, lambda case: int(letters.get(case, 0)), budget.detail_letters)
+    return contents.select_within_budget(order, lambda case: int(letters.get(case, 0)), budget.detail_letters)
 
 
-def _tone(frames: Frames, table: Mapping[str, CellRow]) -> tuple[str, str]:
+def _tone_and_sign(frames: Frames, table: Mapping[str, CellRow]) -> tuple[str, str]:
     """Return the page's tone and its sign: green and a tick only if everything was judged and agrees."""
     code = exit_code_of(frames)
     if not len(frames.results) or code not in (ExitCode.AGREE, ExitCode.DISAGREE):
         return _UNSURE
     if code is ExitCode.DISAGREE:
-        blamed = any(State.FAILING in states_of(row) for row in table.values())
-        return _FAILING if blamed or len(failing(frames.pairs)) else _OF_RECORDS
+        blamed = any(State.FAILING in distinct_states(row) for row in table.values())
+        return _FAILING if blamed or len(select_failing(frames.pairs)) else _RECORDS_TONE
     if frames.numbers["verdict"].eq(Verdict.UNVERIFIED).any():
         return _UNVERIFIED
-    return _AGREE if all(entry.is_whole for entry in coverage(frames)) else _IN_PART
+    return _AGREE if all(entry.is_whole for entry in coverage_by_column(frames)) else _IN_PART
 
 
-Address = Callable[[Mark], str]
+AddressFunction = Callable[[Mark], str]
 """Returns the address of a mark; empty if it has none."""
 
 
-def _address_function(frames: Frames, linked: frozenset[str]) -> Address:
+def _make_address_function(frames: Frames, linked: frozenset[str]) -> AddressFunction:
     """Return the function that links marks of cases to the case on the page, or to its result on an implementation."""
     columns = {column.key: column for column in frames.columns}
 
@@ -154,9 +154,9 @@ _PAIRS_EXPLAINED = (
     "comparisons disagree of all, and the largest difference over what is allowed, expected failures apart; it leads "
     "to the case where that is. What differs by more than a tenth of the allowed has another colour."
 )
-_NEAR = 0.1
+_NEAR_BOUND = 0.1
 """The part of the allowed difference above which agreeing pairs have another colour."""
-_PAIR = ["environment", "implementation", "other_environment", "other"]
+_PAIR_KEYS = ["environment", "implementation", "other_environment", "other"]
 
 
 def pair_section(frames: Frames) -> Section | None:
@@ -180,71 +180,73 @@ def pair_section(frames: Frames) -> Section | None:
 
 
 def _pair_cells(pairs: pd.DataFrame) -> dict[Any, Inline]:
-    is_bad, is_expected = (pairs.index.isin(rows.index) for rows in (failing(pairs), expected_failures(pairs)))
-    marked = pairs[[*_PAIR, "case", "ratio"]].assign(bad=is_bad, expected=is_expected)
-    of_two = marked.groupby(_PAIR)
+    is_bad, is_expected = (
+        pairs.index.isin(rows.index) for rows in (select_failing(pairs), select_expected_failures(pairs))
+    )
+    marked = pairs[[*_PAIR_KEYS, "case", "ratio"]].assign(bad=is_bad, expected=is_expected)
+    of_two = marked.groupby(_PAIR_KEYS)
     counts = of_two[["bad", "expected"]].sum().assign(compared=of_two.size())
     # The largest difference, without expected failures if possible; of disagreements without a number the first.
     marked = marked.sort_values(["expected", "bad", "ratio"], ascending=[True, False, False], na_position="last")
-    worst = marked.drop_duplicates(_PAIR).set_index(_PAIR)[["case", "ratio"]]
+    worst = marked.drop_duplicates(_PAIR_KEYS).set_index(_PAIR_KEYS)[["case", "ratio"]]
     return {key: _pair_cell(*row) for key, *row in counts.join(worst).itertuples()}
 
 
 def _pair_cell(disagree: int, expected: int, compared: int, case: str, ratio: float) -> Inline:
-    near = "near" if ratio > _NEAR else State.AGREE.value
+    near = "near" if ratio > _NEAR_BOUND else State.AGREE.value
     kind = State.FAILING.value if disagree else State.XFAIL.value if expected else near
     also = f", {expected:,} expected" if expected else ""
     size = "told by no number" if math.isnan(ratio) else f"{ratio:.2g} of the allowed"
     return (
         Mark(f"{disagree:,} of {compared:,}{also}", kind),
-        BREAK,
+        LINE_BREAK,
         Mark(size, "case", case=case),
     )
 
 
-_PIECES_TOGETHER = 1000
+_PIECES_PER_CHUNK = 1000
 """A template gives a piece for each of its words."""
 # HTML allows none of these, not even as references.
-_FORBIDDEN = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff\ud800-\udfff]")
+_FORBIDDEN_PATTERN = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff\ud800-\udfff]")
 
 
 def render_html(frames: Frames, budget: contents.Budget | None = None) -> str:
     """Return the whole report. The same frames give the same text."""
-    return "".join(html_pieces(frames, budget))
+    return "".join(render_html_pieces(frames, budget))
 
 
-def html_pieces(frames: Frames, budget: contents.Budget | None = None) -> Iterator[str]:
+def render_html_pieces(frames: Frames, budget: contents.Budget | None = None) -> Iterator[str]:
     """Give the whole report piece by piece.
 
     Every text that comes from a case or a framework is escaped, and the page's content security policy allows no
     script but its own and no request to anywhere.
     """
-    page, script = page_sections(frames, budget or contents.Budget()), _template("report.js")
+    page, script = template_variables(frames, budget or contents.Budget()), _read_template("report.js")
     later = ("documents", "pairs", "properties", "expected_failures", "environments")
     first, *others = ([(part.anchor, part.title)] if (part := page[name]) else [] for name in ("wrong", *later))
     tags = [("tags", "Tags")] if page["probes"] else []
     links = [*first, ("verdicts", "Verdicts"), *chain.from_iterable(others), ("cases", "Cases"), *tags]
     stream = (
-        contents.environment()
+        contents.template_environment()
         .get_template("page.html")
         .stream(
             page=page,
             title=f"{page['answer'].word} · attention conformance",
             links=links,
             script=script,
-            style=_template("report.css"),
+            style=_read_template("report.css"),
             script_hash=b64encode(sha256(script.encode()).digest()).decode("ascii"),
-            levels=contents.LEVELS,
+            levels=contents.ERROR_LEVELS,
         )
     )
-    stream.enable_buffering(_PIECES_TOGETHER)
-    return (_without_forbidden(piece) for piece in stream)
+    stream.enable_buffering(_PIECES_PER_CHUNK)
+    return (_replace_forbidden(piece) for piece in stream)
 
 
 def render_page(page: Page, style: str) -> str:
     """Return a page of sections, with a style sheet in addition to the report's. It requests no other file."""
     text = (
-        contents.environment()
+        contents.template_environment()
         .get_template("shell.html")
         .render(
             page={
@@ -252,21 +254,21 @@ def render_page(page: Page, style: str) -> str:
                 "opening": page.opening,
                 "sections": page.sections,
                 "address_of": lambda mark: mark.address,
-                "signs": _SIGNS,
+                "signs": _TONE_SIGNS,
             },
             title=f"{page.title} · attncheck",
             links=[(section.anchor, section.title) for section in page.sections],
-            style=_template("report.css") + _template(style),
+            style=_read_template("report.css") + _read_template(style),
         )
     )
-    return _without_forbidden(text)
+    return _replace_forbidden(text)
 
 
-def _template(name: str) -> Markup:
+def _read_template(name: str) -> Markup:
     """Read a file that the page includes unchanged."""
     return Markup((contents.TEMPLATES / name).read_text(encoding="utf-8"))
 
 
-def _without_forbidden(text: str) -> str:
+def _replace_forbidden(text: str) -> str:
     """Replace characters that HTML does not allow in any form."""
-    return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
+    return _FORBIDDEN_PATTERN.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -24,10 +24,10 @@ def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """The module, keeping programs in a folder of the test's."""
     pytest.importorskip("jax", reason="jax is not installed")
     module = importlib.import_module("attncheck.backends.jax_jit")
-    monkeypatch.setenv(module.FOLDER, str(tmp_path / "programs"))
+    monkeypatch.setenv(module.PROGRAM_FOLDER_VARIABLE, str(tmp_path / "programs"))
     yield module, tmp_path / "programs"
-    module._folder.cache_clear()
-    module._origin.cache_clear()
+    module._program_folder.cache_clear()
+    module._origin_digest.cache_clear()
 
 
 def counting() -> tuple[Callable[..., Arrays], list[str]]:
@@ -53,10 +53,10 @@ def scores(*shape: int, dtype: str = "float32") -> Any:
 def anew(programs: Any) -> tuple[Callable[..., Arrays], list[str]]:
     """Return the function as another process has it, which has nothing loaded."""
     module, _ = programs
-    for cached in (module._folder, module._origin):
+    for cached in (module._program_folder, module._origin_digest):
         cached.cache_clear()
     function, traced = counting()
-    return module.kept(function, {"power"}), traced
+    return module.compile_and_keep(function, {"power"}), traced
 
 
 def test_a_damaged_entry_or_one_for_other_arrays_is_compiled_anew_and_replaced(programs: Any) -> None:
@@ -119,19 +119,19 @@ def test_what_was_not_used_for_the_longest_time_makes_room(programs: Any, monkey
     for number in range(6):
         (folder / str(number)).write_bytes(bytes(100))
         os.utime(folder / str(number), (1e9 - number, 1e9 - number))
-    monkeypatch.setattr(module, "MOST", 600)
-    module._make_room(folder)
+    monkeypatch.setattr(module, "MAX_BYTES", 600)
+    module._remove_old_programs(folder)
     assert len(list(folder.iterdir())) == 6
-    monkeypatch.setattr(module, "MOST", 500)
-    module._make_room(folder)
+    monkeypatch.setattr(module, "MAX_BYTES", 500)
+    module._remove_old_programs(folder)
     assert {path.name for path in folder.iterdir()} == {"0", "1"}
 
 
 def test_no_program_follows_from_a_file_that_is_not_looked_at(programs: Any) -> None:
     module, _ = programs
-    looked_at = {f"attncheck.backends.{path.stem}" for path in module.sources()}
+    looked_at = {f"attncheck.backends.{path.stem}" for path in module.source_files()}
     assert {"attncheck.backends.jax_backend", "attncheck.backends.contract"} <= looked_at
-    for path in module.sources():
+    for path in module.source_files():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("attncheck"):
                 assert node.module is not None
@@ -169,5 +169,5 @@ def test_what_one_process_compiled_the_next_one_reads_and_another_call_or_wrappe
         return {"doubled": 2 * function(*inputs, **options)["weights"]}
 
     before = len(list(folder.iterdir()))
-    assert {*module.kept(doubled, {"power"})(scores(3, 4))} == {"doubled"}
+    assert {*module.compile_and_keep(doubled, {"power"})(scores(3, 4))} == {"doubled"}
     assert len(list(folder.iterdir())) == before + 1

@@ -15,10 +15,10 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from attncheck.backends import BACKENDS, EVERYTHING, LIBRARIES, PYTHONS, BackendEntry, Mode
+from attncheck.backends import BACKENDS, EVERYTHING, LIBRARIES, PYTHON_VERSIONS, BackendEntry, Mode
 from attncheck.backends.contract import EmptyRows
-from attncheck.backends.devices import HIDDEN, VISIBLE, NoDeviceError, on_device
-from attncheck.reports.defects import address_of
+from attncheck.backends.devices import HIDDEN_DEVICE_VARIABLES, VISIBLE, NoDeviceError, on_device
+from attncheck.reports.defects import thread_address
 from attncheck.spec import DTYPES
 from attncheck.spec.classes import rounding_model_named
 from attncheck.spec.options import DECLARABLE
@@ -99,7 +99,7 @@ def test_every_mode_says_what_it_is_and_declares_numerical_classes_that_exist_an
         for option, convention in mode.conventions.items():
             assert convention.value in {"empty_rows": get_args(EmptyRows), **DECLARABLE}[option], name
             assert len(convention.reason.split()) >= 8, name
-            assert address_of(convention.source), name
+            assert thread_address(convention.source), name
         # One that takes the option gives what it is asked for.
         assert not (mode.module in eager and mode.conventions), name
     # What nobody documents as intended is no convention: backends/expected_failures has the others without zeros.
@@ -129,7 +129,7 @@ def test_finding_an_installed_framework_does_not_run_it(tmp_path: Path, monkeypa
 # A framework is added in one place.
 
 FRAMEWORKS = [entry for name, entry in BACKENDS.items() if name != "numpy"]  # NumPy is no extra: everything needs it
-TOX = {f"py{python.replace('.', '')}": python for python in PYTHONS}
+TOX = {f"py{python.replace('.', '')}": python for python in PYTHON_VERSIONS}
 
 
 def pyproject() -> dict[str, Any]:
@@ -251,7 +251,7 @@ def test_a_mode_on_a_device_is_the_mode_without_it_is_named_so_and_leaves_room_t
                 own: Mode = entry.all_modes[name]
                 assert (own.module, own.attribute) == (mode.module, mode.attribute)
     jax, triton = BACKENDS["jax"], EVERYTHING["triton"]
-    assert jax.environment_of("jit") == {**jax.environment, **HIDDEN}
+    assert jax.environment_of("jit") == {**jax.environment, **HIDDEN_DEVICE_VARIABLES}
     assert jax.environment_of("jit@cuda") == {**jax.environment, **VISIBLE}
     # An interpreter is set for the mode that runs in it alone.
     assert triton.environment_of("fused")["TRITON_INTERPRET"] == "1"
@@ -267,9 +267,9 @@ def test_every_framework_is_an_extra_pinned_and_typed_and_the_pythons_are_those_
     assert extras["all"] == [f"attncheck[{','.join(entry.name for entry in FRAMEWORKS)},draw,parquet]"]
     assert BACKENDS["numpy"].requirement in project["dependencies"]
     named = [each.rpartition(" ")[2] for each in project["classifiers"] if re.search(r":: 3\.\d+$", each)]
-    assert named == list(PYTHONS)
-    assert project["requires-python"] == f">={PYTHONS[0]}"
-    assert all(set(entry.pythons) <= set(PYTHONS) and entry.pythons for entry in BACKENDS.values())
+    assert named == list(PYTHON_VERSIONS)
+    assert project["requires-python"] == f">={PYTHON_VERSIONS[0]}"
+    assert all(set(entry.pythons) <= set(PYTHON_VERSIONS) and entry.pythons for entry in BACKENDS.values())
     # A package that another one fixes, as torch does triton, is pinned for its own environment only.
     pins = [(ROOT / name).read_text(encoding="utf-8") for name in ("constraints.txt", "tox.ini")]
     pinned = re.findall(r"^(?: +\w+: )?([\w-]+)==", "\n".join(pins), re.MULTILINE)

@@ -23,7 +23,7 @@ from site_tables import examples_of
 
 from attncheck.backends import LIBRARIES
 from attncheck.cli import app, releases
-from attncheck.cli.app import COMMANDS, OPTIONS
+from attncheck.cli.app import COMMAND_PANELS, OPTION_PANELS
 from attncheck.common.errors import ExitCode
 from attncheck.mutation import score as command_of_faults
 
@@ -61,8 +61,8 @@ def on_pages() -> set[str]:
 
 def test_every_example_of_the_help_that_stands_on_no_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, in one folder: what a check leaves, other commands read."""
-    monkeypatch.setattr(releases, "install", _installed)
-    monkeypatch.setattr(releases, "check", _checked)
+    monkeypatch.setattr(releases, "install_release", _installed)
+    monkeypatch.setattr(releases, "check_release", _checked)
     monkeypatch.setattr(command_of_faults, "available_processors", lambda: 1)  # how many processes score faults
     (tmp_path / "my_kernel.py").write_text(KERNEL, encoding="utf-8")
     program = DOCS.parent / "tests" / "harness" / "execution" / "program.py"
@@ -91,9 +91,9 @@ def test_every_example_of_the_help_that_stands_on_no_page_runs(tmp_path: Path, m
 
 
 def test_every_command_and_every_option_stands_in_one_panel() -> None:
-    grouped = [name for names in COMMANDS.values() for name in names]
+    grouped = [name for names in COMMAND_PANELS.values() for name in names]
     assert sorted(grouped) == sorted(GROUP.commands)
-    listed = [name for names in OPTIONS.values() for name in names]
+    listed = [name for names in OPTION_PANELS.values() for name in names]
     assert len(listed) == len(set(listed))
     assert {each.name for each in GROUP.commands["check"].params} - {*listed, "cases"} == set()
 

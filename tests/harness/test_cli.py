@@ -25,7 +25,7 @@ from tables import CASES, tables_beside
 
 from attncheck.backends import BACKENDS, BackendEntry
 from attncheck.cli import completion
-from attncheck.cli.process import memory_error
+from attncheck.cli.process import as_memory_error
 from attncheck.cli.watching import WatchedFiles, changed_files
 from attncheck.execution.implementations import every_implementation
 from attncheck.results.reader import read_run
@@ -202,8 +202,8 @@ def test_an_error_is_a_lack_of_memory_if_one_before_it_is() -> None:
     strange = AttributeError("module 'pandas' has no attribute '__version__'")
     library = ImportError("libarrow.so: failed to map segment from shared object")
     for lack in (MemoryError(), OSError(errno.ENOMEM, "fork"), library, RuntimeError("can't start new thread")):
-        assert memory_error(raised(lack, strange)) is not None, lack
-    assert memory_error(raised(ValueError("out of range"), AttributeError("no such name"))) is None
+        assert as_memory_error(raised(lack, strange)) is not None, lack
+    assert as_memory_error(raised(ValueError("out of range"), AttributeError("no such name"))) is None
 
 
 # What CI systems read

@@ -24,7 +24,7 @@ from attncheck.reading.selection import select_cases
 from attncheck.reports.frames import make_frames
 from attncheck.reports.merge import merge_runs
 from attncheck.results import resume
-from attncheck.results.coverage import Stop
+from attncheck.results.coverage import EarlyStop
 from attncheck.results.last_failed import FailedEvaluation
 from attncheck.results.reader import read_run, read_runs
 from attncheck.results.writer import ResultsWriter
@@ -204,6 +204,6 @@ def test_what_cannot_be_written_is_named_and_the_run_goes_on_when_it_can(
 def test_a_stopped_run_looks_for_no_outdated_records_and_tells_failures_as_they_happen(run: Run) -> None:
     heard: list[FailedEvaluation] = []
     summary = run("out", dtypes=("float32",), max_failures=1, heard=heard)
-    assert (summary.exit_code, summary.stopped) == (ExitCode.DISAGREE, Stop(1, not_run=2))
+    assert (summary.exit_code, summary.stopped) == (ExitCode.DISAGREE, EarlyStop(1, not_run=2))
     assert {row.verdict for row in summary.failures} == {"numeric"}  # and no xpass
     assert [str(each) for each in heard] == ["wrong.eager: small/small/b-weights [float32]: numeric at weights"]

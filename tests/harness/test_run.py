@@ -28,7 +28,7 @@ from attncheck.reading.selection import select_cases
 from attncheck.reports.frames import Frames, make_frames
 from attncheck.reports.markdown import render_markdown
 from attncheck.reports.merge import merge_runs
-from attncheck.results.format import EXACT, FORMAT, INPUTS
+from attncheck.results.format import EXACT, FORMAT_VERSION, INPUTS
 from attncheck.results.reader import Run, read_run
 from attncheck.run import RunSummary, Settings, run_cases
 from attncheck.settings.config import minimum_of
@@ -57,7 +57,7 @@ def test_two_that_agree_give_0_and_every_comparison_is_a_row(honest: Entries, ru
     stages = run.rows[run.rows["comparison"] == "stage"]
     assert set(stages["tier"]) == {"within"}
     assert (stages["ratio"] <= 1).all()
-    assert run.summary == {**TEXTS["summary"], "format": FORMAT, "verdicts": {"agree": len(run.rows)}}
+    assert run.summary == {**TEXTS["summary"], "format": FORMAT_VERSION, "verdicts": {"agree": len(run.rows)}}
     assert run.arrays() == {}
     environment = run.environment
     assert (run.label, environment["command"]) == ("one of many", "attncheck run 'two words'")
@@ -103,7 +103,7 @@ def test_every_file_of_a_run_is_whole_and_of_the_same_format(honest: Entries, ru
     logs = {"logs/first.eager-float64.txt", "logs/second.eager-float64.txt"}
     assert names == {*documents, *logs, "rows/part-00000.npz"}
     for name in documents:
-        assert json.loads((run.directory / name).read_text())["format"] == FORMAT
+        assert json.loads((run.directory / name).read_text())["format"] == FORMAT_VERSION
     assert run.environment["backends"]["first.eager-float64"]["version"] == run.environment["versions"]["numpy"]
 
 

@@ -36,7 +36,7 @@ from here import run_here
 from html_pages import VOID, Element, parse
 
 from attncheck.cli import app
-from attncheck.cli.output import frames_of
+from attncheck.cli.output import read_frames_of_runs
 from attncheck.diagnosis.readings import CATALOGUE
 from attncheck.spec import PROPERTIES
 
@@ -182,7 +182,7 @@ def _by_hand() -> Iterator[tuple[str, str]]:
             (path.stem, path.read_text("utf-8").partition("\n")[0]) for path in sorted(folder.glob("report/*.csv"))
         ]
         yield "report.columns.txt", "".join(f"{name}: {line}\n" for name, line in columns)
-        frames = frames_of([folder / "before"])
+        frames = read_frames_of_runs([folder / "before"])
         write_sarif(frames, folder / "report.sarif")
         write_badge(frames, folder / "badge.json")
         yield "report.sarif", _without_version((folder / "report.sarif").read_text(encoding="utf-8"))
@@ -207,7 +207,7 @@ def _of_crowd(folder: Path) -> Iterator[tuple[str, str]]:
     yield "crowd.html.txt", "\n   <section".join(section for section in sections if section.count("\n") < _LONG)
     junit = (folder / "crowd" / "junit.xml").read_text(encoding="utf-8")
     yield "crowd.junit.xml", "".join(line for line in junit.splitlines(keepends=True) if "crowd/more" not in line)
-    frames, report = frames_of([folder / "new", folder / "old"]), Path("report/report.md")
+    frames, report = read_frames_of_runs([folder / "new", folder / "old"]), Path("report/report.md")
     yield "crowd.ci.txt", "\n".join([render_ci_summary(frames, report), *annotation_lines(frames, report), ""])
 
 
@@ -269,7 +269,7 @@ def _diagnosed() -> Iterator[tuple[str, str]]:
     with tempfile.TemporaryDirectory() as name, inside(Path(name)) as folder:
         chosen = " ".join(f"-i {file}:attention" for file in write_kernels(folder))
         command(f"run {CASES} {chosen} -d float64 --output results -q")
-        rows = frames_of([folder / "results"]).results
+        rows = read_frames_of_runs([folder / "results"]).results
     unable = rows[rows["verdict"].eq("unsupported")].groupby(["implementation", "message"]).size()
     yield "unsupported.txt", "".join(f"{who}: {why}: {count}\n" for (who, why), count in unable.items())
     failing = rows[~rows["verdict"].isin(["agree", "unsupported", "unverified"])]

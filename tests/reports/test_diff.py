@@ -16,25 +16,25 @@ from attncheck.judging.compare import noise_limit, z_threshold
 from attncheck.reports import difference
 from attncheck.reports.difference import (
     Difference,
+    compare_frames,
+    difference_sentences,
     error_changes,
-    make_difference,
     render_diff_markdown,
-    sentences,
     write_difference,
 )
 from attncheck.reports.frames import make_frames
 from attncheck.reports.merge import merge_runs
 from attncheck.reports.outcome import rows_of
-from attncheck.results.reader import matched_runs, read_runs
+from attncheck.results.reader import read_runs, with_matching_labels
 
 Side = Path | list[Path]
 
 
 def compared(before: Side, after: Side) -> Difference:
     paths = [[side] if isinstance(side, Path) else side for side in (before, after)]
-    sides = matched_runs(read_runs(paths[0]), read_runs(paths[1]))
+    sides = with_matching_labels(read_runs(paths[0]), read_runs(paths[1]))
     frames = [make_frames(merge_runs(runs, across=False)) for runs in sides]
-    return make_difference(frames[0], frames[1], ("A", "B"))
+    return compare_frames(frames[0], frames[1], ("A", "B"))
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_single_runs_are_matched_whatever_their_labels_and_folders_by_label_and_
     difference = compared(hand.run([{}, {"dtype": "float32"}]), hand.run([{}], summary=False))
     assert (difference.compared, difference.only) == (1, (1, 0))
     assert difference.verdicts.empty
-    assert sentences(difference) == [
+    assert difference_sentences(difference) == [
         "0 verdicts got worse, 0 got better, 0 changed otherwise; 1 evaluation compared.",
         "1 evaluation only in A, 0 only in B.",
         "B: this run was interrupted, or is still going on: its results are not complete.",
@@ -159,13 +159,13 @@ def everything(hand: Any) -> Difference:
 
 def test_every_frame_has_its_columns_and_any_text_is_shown_as_it_is(everything: Difference, tmp_path: Path) -> None:
     tables = everything.tables()
-    wanted = ("VERDICT_CHANGES", "ERROR_CHANGES", "KNOWN_CHANGES", "CASE_CHANGES", "ENVIRONMENT_CHANGES")
+    wanted = tuple(f"{kind}_CHANGE_COLUMNS" for kind in ("VERDICT", "ERROR", "KNOWN", "CASE", "ENVIRONMENT"))
     write_difference(everything, tmp_path / "first")
     write_difference(everything, tmp_path / "second")
     for (name, frame), columns in zip(tables.items(), wanted, strict=True):
         assert len(frame)
         assert tuple(frame.columns) == getattr(difference, columns)
-        empty = difference.typed(frame.head(0), getattr(difference, columns))
+        empty = difference.to_typed_frame(frame.head(0), getattr(difference, columns))
         assert list(empty.dtypes) == list(frame.dtypes)
         pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "first" / f"diff_{name}.parquet"), frame)
         assert [len(row) for row in rows_of(frame)] == [len(frame.columns)] * len(frame)

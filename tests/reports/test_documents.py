@@ -19,39 +19,39 @@ from rich.console import Console
 from attncheck.common.errors import OutputError, UsageError
 from attncheck.reading.case import case_record
 from attncheck.reading.selection import select_cases
-from attncheck.reports.document_model import Coloured, Details, Figure, Mark, OnPage, Table, Text, plain_text
-from attncheck.reports.documents import DocumentComputation, documents, expectation_parts
+from attncheck.reports.document_model import Coloured, Details, Figure, Mark, PageOnly, Table, Text, plain_text
+from attncheck.reports.documents import DocumentComputation, computations_by_document, expectation_parts
 from attncheck.reports.failure_patterns import candidates, in_common_lines, length_maps
 from attncheck.reports.frames import Frames
-from attncheck.reports.html.contents import drawn_lengths
-from attncheck.reports.html.evidence import heat_of
-from attncheck.reports.one_failure import lengths_of
+from attncheck.reports.html.contents import length_map_details
+from attncheck.reports.html.evidence import heatmap_markup
+from attncheck.reports.one_failure import record_axis_lengths
 from attncheck.reports.panels import (
     MAX_CELLS,
     MISPRINT,
     PURPLE,
     Panel,
+    cell_colours,
     cell_text,
-    describe,
     describe_errors,
+    describe_panel,
     error_matrices,
     safe_text,
-    shades,
     short_number,
 )
-from attncheck.showing.heatmaps import Picture, heatmaps
-from attncheck.showing.show import image_format, matrix_text, print_case, save_case, work_out
+from attncheck.showing.heatmaps import Picture, draw_heatmaps
+from attncheck.showing.show import evaluate_case, matrix_text, parse_image_format, print_case, save_case
 
 
 @pytest.fixture(scope="module")
 def found(document_frames: Frames) -> dict[str, list[DocumentComputation]]:
-    return {Path(file).stem: of for file, of in documents(document_frames).items()}
+    return {Path(file).stem: of for file, of in computations_by_document(document_frames).items()}
 
 
 def numbers(frames: Frames, computation: DocumentComputation, place: int) -> dict[str, Table]:
     """Return the tables of an expectation by what they are folded behind."""
     blocks = expectation_parts(frames, computation)[place].blocks
-    shown = [inner for each in blocks for inner in (each.blocks if isinstance(each, OnPage) else [each])]
+    shown = [inner for each in blocks for inner in (each.blocks if isinstance(each, PageOnly) else [each])]
     folded = [each for each in shown if isinstance(each, Details)]
     return {each.summary: table for each in folded for table in each.blocks if isinstance(table, Table)}
 
@@ -100,10 +100,10 @@ def test_errata_are_explained_fail_nothing_and_are_framed_beside_the_exact_numbe
     (drawn,) = panels["weights"]
     assert set(drawn.printed) == {(row, column) for row in range(3) for column in range(4)}
     assert [cell_text(drawn, *place) for place in ((0, 0), (3, 0))] == [("0.2104", "1."), ("0.282", "")]
-    picture = heatmaps([drawn])
+    picture = draw_heatmaps([drawn])
     assert "; printed otherwise: 1. at [0, 0], 0. at [0, 1], " in picture.alternative
     assert picture.data.decode().count(MISPRINT) == 12
-    assert heat_of(drawn).count("<small>printed") == 12
+    assert heatmap_markup(drawn).count("<small>printed") == 12
 
 
 HOSTILE = "$\\frac{ </svg><script>alert('\"1\"')</script> & \x00\x1b[31m\ud800\n\u202e 日本 \\n }_^$"
@@ -119,33 +119,33 @@ def texts(picture: Picture) -> list[str]:
 def test_the_same_matrix_gives_the_same_bytes_whatever_the_settings_of_matplotlib() -> None:
     kinds: dict[Any, bytes] = {"svg": b"<svg", "png": b"\x89PNG", "pdf": b"%PDF"}
     for kind, start in kinds.items():
-        first = heatmaps([Panel("weights", MATRIX)], format=kind)
+        first = draw_heatmaps([Panel("weights", MATRIX)], format=kind)
         with mpl.rc_context({"font.size": 20, "image.cmap": "jet", "svg.hashsalt": "other", "axes.grid": True}):
-            assert heatmaps([Panel("weights", MATRIX)], format=kind) == first
+            assert draw_heatmaps([Panel("weights", MATRIX)], format=kind) == first
         assert first.data.startswith(start)
         assert not re.search(rb"20\d\d-\d\d-\d\d|Matplotlib v|CreationDate", first.data)
 
 
 def test_every_cell_of_a_small_matrix_has_its_number_and_a_svg_refers_to_nothing_outside() -> None:
-    picture = heatmaps([Panel("weights", MATRIX, PURPLE, "query", "key")])
+    picture = draw_heatmaps([Panel("weights", MATRIX, PURPLE, "query", "key")])
     assert {"1", "0.25", "-3.5", "1e-30", "query", "key", "weights"} <= set(texts(picture))
     assert picture.alternative == "weights: 2 x 2 matrix; row 0: 1, 0.25; row 1: -3.5, 1e-30."
     root = ElementTree.fromstring(picture.data)
     assert (root.get("role"), root.get("aria-label")) == ("img", picture.alternative)
-    svg = heatmaps([Panel("y", np.linspace(0, 3, 12).reshape(3, 4)), Panel("x", MATRIX)]).data.decode()
+    svg = draw_heatmaps([Panel("y", np.linspace(0, 3, 12).reshape(3, 4)), Panel("x", MATRIX)]).data.decode()
     assert all(target.startswith(("data:image/png;base64,", "#")) for target in re.findall(r'href="([^"]*)"', svg))
     assert "<script" not in svg
 
 
 def test_hostile_texts_stay_texts() -> None:
     panel = Panel(HOSTILE, MATRIX, row_axis=HOSTILE, column_axis=HOSTILE)
-    for picture in (heatmaps([panel], heading=HOSTILE), heatmaps([])):
+    for picture in (draw_heatmaps([panel], heading=HOSTILE), draw_heatmaps([])):
         root = ElementTree.fromstring(picture.data)  # well-formed
         assert {element.tag.removeprefix(SVG) for element in root.iter()} <= {
             "svg", "g", "path", "text", "image", "defs", "clipPath", "rect", "use", "tspan", "style", "metadata"
         }  # fmt: skip
     for kind in ("png", "pdf"):
-        assert heatmaps([panel], heading=HOSTILE, format=kind).data  # type: ignore[arg-type]
+        assert draw_heatmaps([panel], heading=HOSTILE, format=kind).data  # type: ignore[arg-type]
 
 
 @settings(max_examples=60)
@@ -173,17 +173,17 @@ MATRICES = [
 
 def test_any_number_can_be_drawn_and_none_is_said_to_be_none() -> None:
     for matrix in MATRICES:
-        shown = texts(heatmaps([Panel("any", matrix)]))
+        shown = texts(draw_heatmaps([Panel("any", matrix)]))
         if matrix.size < 5 and matrix.dtype == float:
             assert {short_number(value) for value in matrix.ravel()} <= set(shown)
-    assert heatmaps([Panel("none", np.zeros((0, 4)))]).alternative == "none: empty, shape 0 x 4"
+    assert draw_heatmaps([Panel("none", np.zeros((0, 4)))]).alternative == "none: empty, shape 0 x 4"
     assert describe_errors(np.zeros((0, 4)), "none").endswith("there is no element.")
     numbers = {927.0: "927", 0.25: "0.25", 1e5: "1e+05", -0.0: "0", True: "1", np.inf: "inf", 1 / 3: "0.333"}
     assert {value: short_number(value) for value in numbers} == numbers
     large = np.zeros((10, 10))
     large[0, 0], large[1, 1], large[2, 2] = np.nan, -2.0, 3.0
-    assert describe(Panel("x", large)) == "x: 10 x 10 matrix, from -2 to 3, 1 not finite"
-    pixels = shades(Panel("x", np.array([[0.0, 0.5, 1.0, np.nan, -np.inf, np.inf]]), "#000080"))[0].tolist()
+    assert describe_panel(Panel("x", large)) == "x: 10 x 10 matrix, from -2 to 3, 1 not finite"
+    pixels = cell_colours(Panel("x", np.array([[0.0, 0.5, 1.0, np.nan, -np.inf, np.inf]]), "#000080"))[0].tolist()
     assert len(set(map(tuple, pixels))) == 6
 
 
@@ -212,7 +212,8 @@ def test_the_worst_error_is_found_written_and_ringed_whatever_is_thinned_out_or_
 def test_a_forgotten_tail_is_said_in_words_and_drawn_by_causality_and_width(hand: Any) -> None:
     chosen = select_cases(["attention/*", "kernel_shapes/*"], tiles=[16, 64])
     records = [case_record(case, chosen.tags) for case in chosen.cases if case.operation == "attention"]
-    failing = {case["id"] for case in records if lengths_of(case)["Lk"] > 16 and lengths_of(case)["Lk"] % 16}
+    keys = {case["id"]: record_axis_lengths(case)["Lk"] for case in records}
+    failing = {case for case, length in keys.items() if length > 16 and length % 16}
     verdicts = {case["id"]: "numeric" if case["id"] in failing else "agree" for case in records}
     rows = [{"case": case, "verdict": verdict, "stage": "output"} for case, verdict in verdicts.items()]
     frames = hand.frames(rows, cases=[dict(case) for case in records])
@@ -225,7 +226,7 @@ def test_a_forgotten_tail_is_said_in_words_and_drawn_by_causality_and_width(hand
     assert (found.tile, found.explained) == (16, line)
     assert (int(found.cases["fails"].sum()), len(found.cases)) == (len(failing), len(records))
     assert found.words().count("Lq=") == 12  # a long list of places is cut
-    ((words, figure, _),) = (each.blocks for each in drawn_lengths(frames))
+    ((words, figure, _),) = (each.blocks for each in length_map_details(frames))
     assert isinstance(words, Text)
     assert isinstance(figure, Figure)
     assert str(words.content).endswith("Lines are drawn where a tile of 16 ends.")
@@ -249,7 +250,7 @@ def printed(identity: str, *stages: str) -> str:
     selection = select_cases([identity])
     text = io.StringIO()
     console = Console(file=text, width=200, highlight=False, markup=False)
-    print_case(work_out(selection.cases[0], "float64", stages), selection.tags, console)
+    print_case(evaluate_case(selection.cases[0], "float64", stages), selection.tags, console)
     return text.getvalue()
 
 
@@ -278,7 +279,7 @@ def test_a_matrix_of_any_shape_and_name_is_elided_to_what_goes_into_the_width() 
 
 
 def test_a_case_is_saved_as_an_image_of_the_format_that_the_name_asks_for(tmp_path: Path) -> None:
-    shown = work_out(select_cases([VIGNETTE]).cases[0], "float64", ["output"])
+    shown = evaluate_case(select_cases([VIGNETTE]).cases[0], "float64", ["output"])
     for suffix, start in (("png", b"\x89PNG"), ("SVG", b"<svg"), ("pdf", b"%PDF")):
         (path,) = save_case(shown, tmp_path / f"first.{suffix}")
         assert path.read_bytes().startswith(start)
@@ -286,9 +287,9 @@ def test_a_case_is_saved_as_an_image_of_the_format_that_the_name_asks_for(tmp_pa
         save_case(shown, tmp_path / "none" / "x.svg")
     for name in ("x.gif", "x"):
         with pytest.raises(UsageError, match=r"expected \.png, \.svg or \.pdf"):
-            image_format(Path(name))
+            parse_image_format(Path(name))
     # Where it does not fit, it goes on further pages, which are one file as a PDF.
-    shown = work_out(select_cases([BIG]).cases[0], "float32", ["weights"])
+    shown = evaluate_case(select_cases([BIG]).cases[0], "float32", ["weights"])
     paths = save_case(shown, tmp_path / "big.svg")
     assert len(paths) > 1
     assert [path.name for path in paths] == [f"big-{number}.svg" for number in range(1, len(paths) + 1)]

@@ -39,17 +39,17 @@ from attncheck.mutation.score import mutants_document, print_mutation, run_mutan
 from attncheck.reading.selection import select_cases
 from attncheck.reports import ci, markdown
 from attncheck.reports.ci import (
-    HELP,
     MAX_SUMMARY_BYTES,
-    NOISY,
+    NOISY_RULE,
+    RULE_HELP,
     annotation_lines,
     append_summary,
     folder_in_repository,
     render_ci_summary,
     render_sarif,
 )
-from attncheck.reports.defects import defects, first_commands
-from attncheck.reports.failures import commands_again, failures
+from attncheck.reports.defects import find_defects, first_commands
+from attncheck.reports.failures import find_failures, rerun_commands
 from attncheck.reports.frames import Frames, records
 from attncheck.reports.html.page import render_html
 from attncheck.reports.json_documents import document_text
@@ -57,7 +57,7 @@ from attncheck.reports.markdown import section_lines, verdict_section
 from attncheck.reports.outcome import outcome_document
 from attncheck.reports.short_form import summary_lines
 from attncheck.reports.terminal import print_lines
-from attncheck.reports.write import harmless, render_junit, write_junit, write_report, xml_text
+from attncheck.reports.write import escape_formula, escape_xml_characters, render_junit, write_junit, write_report
 from attncheck.results.format import Row
 from attncheck.results.writer import write_property_rows
 from attncheck.spec.verdicts import Verdict
@@ -167,7 +167,9 @@ def test_no_text_of_results_is_a_control_a_line_markup_or_a_formula_in_any_forma
     assert not ElementTree.fromstring(formats["junit"]).findall(".//hostile")
     for table in frames.tables().values():
         texts = (cell for column in table for cell in table[column].unique() if isinstance(cell, str))
-        assert [cell for cell in map(harmless, texts) if CONTROL.search(cell) or cell[:1] in tuple("=+-@\t\r\n")] == []
+        assert [
+            cell for cell in map(escape_formula, texts) if CONTROL.search(cell) or cell[:1] in tuple("=+-@\t\r\n")
+        ] == []
 
 
 def formats_of(frames: Frames) -> dict[str, str]:
@@ -205,7 +207,7 @@ def test_junit_has_an_error_for_a_crash_and_a_failure_for_a_wrong_number(hand: A
 
 
 def test_an_annotation_is_one_line_even_if_its_message_has_two() -> None:
-    assert ci._command("error", {"title": "a:b"}, "one\r\ntwo") == "::error title=a%3Ab::one%0D%0Atwo"
+    assert ci._workflow_command("error", {"title": "a:b"}, "one\r\ntwo") == "::error title=a%3Ab::one%0D%0Atwo"
 
 
 def test_markdown_tables_keep_their_columns_and_nothing_becomes_markup(written: Path) -> None:
@@ -350,7 +352,7 @@ def test_the_summary_stays_short_and_fits_into_what_is_left(hand: Any, tmp_path:
 
 
 def test_no_character_is_left_that_xml_cannot_hold_and_the_schema_holds_for_what_is_recorded() -> None:
-    written = xml_text("".join(map(chr, [*range(0x20), 0xD800, 0xDFFF, 0xFFFE, 0xFFFF, 0x10FFFF])))
+    written = escape_xml_characters("".join(map(chr, [*range(0x20), 0xD800, 0xDFFF, 0xFFFE, 0xFFFF, 0x10FFFF])))
     assert written.startswith("\\x00\\x01")
     assert written.endswith("\\ud800\\udfff\\ufffe\\uffff\U0010ffff")
     assert [letter for letter in written if ord(letter) < 0x20] == ["\t", "\n", "\r"]
@@ -420,7 +422,7 @@ def test_a_fault_is_one_result_at_its_function_and_what_is_no_ones_own_is_at_its
 def test_every_verdict_that_fails_has_a_help_text_and_files_are_named_as_their_repository_names_them(
     tmp_path: Path,
 ) -> None:
-    assert {verdict for verdict in Verdict if verdict.exit_code} == set(HELP) - {NOISY}
+    assert {verdict for verdict in Verdict if verdict.exit_code} == set(RULE_HELP) - {NOISY_RULE}
     (tmp_path / ".git").mkdir()
     (tmp_path / "kernels").mkdir()
     assert folder_in_repository(tmp_path / "kernels") == PurePosixPath("kernels")
@@ -451,7 +453,7 @@ def test_a_failure_in_json_has_the_numbers_of_the_stage_where_it_begins(hand: An
             output | {"dtype": "float32", "index": "9"},
         ]
     )
-    second, first = failures(frames)
+    second, first = find_failures(frames)
     assert (first.dtype, first.stage, first.element) == ("float64", "weights", [0, 1, 2])
     assert (first.against, first.ratio) == ("exact", 3.0)
     assert (second.dtype, second.element, second.ratio, second.diagnosis) == ("float32", [0, 1, 2], 7.0, "corner")
@@ -553,7 +555,7 @@ def test_an_object_has_no_command_and_of_some_implementations_each_has_one(hand:
     with own_code_here():
         result = check(lambda query, key, value: 2 * value, cases=[BUNDLED], dtypes=["float64"])
     (row,) = records(result.frames.results)
-    assert (commands_again(result.frames, row, ("explain",)), first_commands(result.frames)) == ((), [])
+    assert (rerun_commands(result.frames, row, ("explain",)), first_commands(result.frames)) == ((), [])
     page = render_html(result.frames)
     assert "handed over as an object" in page
     assert "attncheck explain" not in page
@@ -572,7 +574,7 @@ def test_an_element_of_a_document_has_the_index_that_the_document_counts(hand: A
             source={"kind": "document", "title": "t", "author": "a", "section": "s", "notes": []},
             expected=[expected | {"transpose": transpose}],
         )
-        [defect] = defects(hand.frames([wrong | numbers], cases=[case]))
+        [defect] = find_defects(hand.frames([wrong | numbers], cases=[case]))
         assert defect.how_wrong.startswith(element)
 
 

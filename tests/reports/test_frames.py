@@ -15,9 +15,9 @@ from tables import tables_beside
 
 from attncheck.common.errors import OutputError
 from attncheck.common.wording import one_line
-from attncheck.reports.frames import COLUMNS, Column, Frames, KeptArrays, make_frames
+from attncheck.reports.frames import COLUMN_MEANINGS, Column, Frames, KeptArrays, make_frames
 from attncheck.reports.merge import merge_runs
-from attncheck.reports.write import harmless, write_junit, write_report
+from attncheck.reports.write import escape_formula, write_junit, write_report
 from attncheck.results.format import EXACT, INPUTS, StoredArray
 from attncheck.results.reader import read_run
 from attncheck.results.records import CaseRecords
@@ -108,7 +108,7 @@ def test_every_frame_is_written_as_csv_and_parquet_the_same_each_time_and_every_
         assert (len(rows), list(rows[0])) == (len(frame), list(frame.columns))
         pd.testing.assert_frame_equal(pd.read_parquet(document_report / f"{name}.parquet"), frame, check_dtype=False)
         columns = {column.removeprefix("other_") for column in frame.columns}
-        assert name == "environments" or not columns - COLUMNS.keys(), name
+        assert name == "environments" or not columns - COLUMN_MEANINGS.keys(), name
     # Numbers in CSV are exact, and lines end alike on every platform.
     values = [float(row["value"]) for row in read_csv(document_report / "numbers.csv")]
     assert values == document_frames.numbers["value"].tolist()
@@ -141,8 +141,8 @@ def test_no_text_is_a_formula_in_a_spreadsheet_and_no_value_is_no_cell(tmp_path:
     ]
     write_report(hand.frames(rows, label="=1", command="=cmd()"), tmp_path)
     results = read_csv(tmp_path / "results.csv")
-    assert {text: harmless(text) for text in FORMULAS} == FORMULAS
-    assert sorted(row["message"] for row in results) == sorted(harmless(one_line(text)) for text in FORMULAS)
+    assert {text: escape_formula(text) for text in FORMULAS} == FORMULAS
+    assert sorted(row["message"] for row in results) == sorted(escape_formula(one_line(text)) for text in FORMULAS)
     assert all(row["message"] == row["implementation"] and row["environment"] == "'=1" for row in results)
     assert {(row["value"], row["difference"]) for row in results} == {("-0.5", "")}
     (environment,) = read_csv(tmp_path / "environments.csv")
@@ -150,7 +150,7 @@ def test_no_text_is_a_formula_in_a_spreadsheet_and_no_value_is_no_cell(tmp_path:
     # Programs read Parquet, and there a formula is what it was.
     assert sorted(pd.read_parquet(tmp_path / "results.parquet")["message"]) == sorted(map(one_line, FORMULAS))
     for text in ("=1", "a;=1", "\r=1", "'=1"):
-        assert harmless(harmless(text)) == harmless(text)
+        assert escape_formula(escape_formula(text)) == escape_formula(text)
 
 
 def test_what_cannot_be_written_is_told_in_one_line_and_nothing_is_a_report_too(
@@ -167,7 +167,7 @@ def test_what_cannot_be_written_is_told_in_one_line_and_nothing_is_a_report_too(
     write_report(hand.frames(), tmp_path / "report")
     assert read_csv(tmp_path / "report" / "results.csv") == []
     # A table of many rows is written as Parquet only, and its CSV goes.
-    monkeypatch.setattr("attncheck.reports.write._MOST_ROWS", 1)
+    monkeypatch.setattr("attncheck.reports.write._MAX_FRAME_ROWS", 1)
     write_report(hand.frames([{}, {"stage": "output"}]), tmp_path / "report")
     assert not (tmp_path / "report" / "results.csv").exists()
     assert len(pd.read_parquet(tmp_path / "report" / "results.parquet")) == 2

@@ -16,24 +16,24 @@ from attncheck.backends import BACKENDS
 from attncheck.common.errors import OutputError, ResultsError, UsageError
 from attncheck.execution.implementations import Implementation
 from attncheck.reading.expected_failures import load_expected_failures
-from attncheck.reports.comparison import change_lines, drift, publish, read_verdicts
-from attncheck.reports.markdown import page_text
+from attncheck.reports.comparison import change_lines, find_drift, publish_comparison, read_published_verdicts
+from attncheck.reports.markdown import render_page_markdown
 from attncheck.reports.survey import (
-    ALL,
+    ALL_CASES_FEATURE,
     Accuracy,
     JudgedFeature,
     PropertyCounts,
     PublishedFinding,
     Survey,
     SurveyedConvention,
-    differences,
-    feature_order,
-    features_of,
+    case_features,
+    make_survey,
+    ordered_features,
     read_findings,
-    read_meanings,
-    survey_of,
+    read_surveyed_conventions,
+    survey_differences,
 )
-from attncheck.reports.survey_pages import read_survey, render_survey, survey_page, write_survey
+from attncheck.reports.survey_pages import make_survey_page, read_survey, render_survey, write_survey
 from attncheck.results.format import Row
 from attncheck.results.writer import write_property_rows
 from attncheck.spec.verdicts import ALL_CASES
@@ -53,7 +53,9 @@ def command(*words: str | Path) -> tuple[int, str, str]:
 def test_what_is_known_is_published_with_its_first_place_and_an_erratum_with_none(tmp_path: Path, hand: Any) -> None:
     known = {"case": "file/a", "verdict": "semantic", "xfail": True, "reason": "so"}
     erratum = {"case": "file/b", "comparison": "printed", "verdict": "misprint", "xfail": True}
-    publish(hand.frames([known | {"stage": "output"}, known, {"case": "file/b"}, erratum]), tmp_path / "published")
+    publish_comparison(
+        hand.frames([known | {"stage": "output"}, known, {"case": "file/b"}, erratum]), tmp_path / "published"
+    )
     assert (tmp_path / "published" / "verdicts.csv").read_text().splitlines()[1:] == [
         "file/a,numpy.eager,float64,semantic,weights,true",
         "file/b,numpy.eager,float64,misprint,,true",
@@ -69,18 +71,18 @@ def test_what_some_processors_do_alone_is_published_alike_on_all(
     agrees = {"case": "file/a", "stage": "output"}
     fails = agrees | {"verdict": "nonfinite", "xfail": True, "reason": "so"}
     folder = tmp_path / "published"
-    publish(hand.frames([agrees]), folder)
+    publish_comparison(hand.frames([agrees]), folder)
     assert (folder / "verdicts.csv").read_text().splitlines()[1:] == [
         "file/a,numpy.eager,float64,nonfinite with amx_bf16,,true"
     ]
-    assert drift(hand.frames([fails]), folder).changes == []
+    assert find_drift(hand.frames([fails]), folder).changes == []
     for worse in (fails | {"xfail": False}, fails | {"verdict": "numeric"}):
-        assert len(drift(hand.frames([worse]), folder).changes) == 1
+        assert len(find_drift(hand.frames([worse]), folder).changes) == 1
 
 
 def test_what_is_not_published_or_was_not_asked_for_is_no_drift_and_is_told(tmp_path: Path, hand: Any) -> None:
     folder = tmp_path / "published"
-    publish(hand.frames([{"case": f"file/{name}"} for name in "abc"]), folder)
+    publish_comparison(hand.frames([{"case": f"file/{name}"} for name in "abc"]), folder)
     rest: list[dict[str, Any]] = [{"case": "file/b"}, {"case": "file/c"}]
     left_out = {"case": "file/a", "verdict": "unsupported", "stage": "", "lacks": ALL_CASES}
     new = [{"case": "file/new", "verdict": "numeric"}, {"case": "file/b", "dtype": "float32", "verdict": "numeric"}]
@@ -92,8 +94,8 @@ def test_what_is_not_published_or_was_not_asked_for_is_no_drift_and_is_told(tmp_
         "numpy.eager was not asked for 1 evaluation, which others cover; --all-cases asks for all.",
         "1 case of the run is not published.",
     ]
-    publish(hand.frames([left_out, *rest]), tmp_path / "of part")
-    assert [evaluation.case for evaluation in read_verdicts(tmp_path / "of part")] == ["file/b", "file/c"]
+    publish_comparison(hand.frames([left_out, *rest]), tmp_path / "of part")
+    assert [evaluation.case for evaluation in read_published_verdicts(tmp_path / "of part")] == ["file/b", "file/c"]
     worse = hand.run([left_out, {"case": "file/b", "verdict": "numeric"}, {"case": "file/c"}])
     before = contents(folder)
     code, out, _ = command("publish", worse, "--check", "--published", folder)
@@ -104,13 +106,13 @@ def test_what_is_not_published_or_was_not_asked_for_is_no_drift_and_is_told(tmp_
 
 def test_complete_runs_are_published_each_implementation_once(tmp_path: Path, hand: Any) -> None:
     one, two = hand.run([{}], label="one"), hand.run([{"implementation": "torch.eager"}], label="two")
-    publish(hand.frames_of(one, two), tmp_path / "published")
-    assert len(read_verdicts(tmp_path / "published")) == 2
+    publish_comparison(hand.frames_of(one, two), tmp_path / "published")
+    assert len(read_published_verdicts(tmp_path / "published")) == 2
     with pytest.raises(UsageError, match=r"numpy.eager ran in again and in one; .* once"):
-        publish(hand.frames_of(one, hand.run([{}], label="again")), tmp_path / "other")
+        publish_comparison(hand.frames_of(one, hand.run([{}], label="again")), tmp_path / "other")
     for what in ({"summary": False}, {"missing": {"torch": "no"}}, {"faults": ["bad.yaml: no"]}):
         with pytest.raises(UsageError, match="only complete runs are published: "):
-            publish(hand.frames([{}], **what), tmp_path / "other")
+            publish_comparison(hand.frames([{}], **what), tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
@@ -120,12 +122,12 @@ def test_hostile_names_are_no_formula_and_no_picture_outside_the_folder(tmp_path
     case = hand.case("file/one", file="cases/../../escape me.yaml", name=hostile, source=source)
     row = {"verdict": "numeric"} | dict.fromkeys(("implementation", "stage", "message", "begins_at"), hostile)
     frames, folder = hand.frames([row], cases=[case]), tmp_path / "folder" / "published"
-    publish(frames, folder)
+    publish_comparison(frames, folder)
     assert {path.name for path in folder.parent.iterdir()} == {"published"}
     with (folder / "verdicts.csv").open(encoding="utf-8", newline="") as file:
         ((_, implementation, _, _, begins_at, _),) = list(csv.reader(file))[1:]
     assert implementation == begins_at == "'=cmd|\"x\"!A1,\\r\\n;'=2</td>`|\\x1b"
-    assert drift(frames, folder).changes == []
+    assert find_drift(frames, folder).changes == []
     readme = (folder / "README.md").read_text(encoding="utf-8")
     assert "</td>" not in re.sub(r"(?<!\\)`[^`]*`", "", readme).replace("\\</td\\>", "")
 
@@ -133,16 +135,16 @@ def test_hostile_names_are_no_formula_and_no_picture_outside_the_folder(tmp_path
 def test_what_cannot_be_compared_or_written_is_told_in_one_line(tmp_path: Path, hand: Any) -> None:
     frames = hand.frames([hand.row()])
     with pytest.raises(ResultsError, match=r"verdicts\.csv does not exist; restore it .*attncheck publish"):
-        drift(frames, tmp_path / "nowhere")
+        find_drift(frames, tmp_path / "nowhere")
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "letter.txt").write_text("mine")
     with pytest.raises(OutputError, match="is not empty and contains no published comparison"):
-        publish(frames, mine)
+        publish_comparison(frames, mine)
     assert contents(mine) == {"letter.txt": b"mine"}
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OutputError, match=r"file cannot be written: [^\n]+$"):
-        publish(frames, tmp_path / "file")
+        publish_comparison(frames, tmp_path / "file")
     header = "case,implementation,dtype,verdict,begins_at,xfail\n"
     row = "file/one,numpy.eager,float64,agree,,false\n"
     for text, complaint in {
@@ -154,11 +156,11 @@ def test_what_cannot_be_compared_or_written_is_told_in_one_line(tmp_path: Path, 
     }.items():
         (mine / "verdicts.csv").write_bytes(text.encode("latin-1"))
         with pytest.raises(ResultsError, match=complaint):
-            read_verdicts(mine)
+            read_published_verdicts(mine)
 
 
 def test_the_repository_publishes_the_implementations_of_all_frameworks() -> None:
-    verdicts = read_verdicts(ROOT / "reports" / "published")
+    verdicts = read_published_verdicts(ROOT / "reports" / "published")
     assert {place.implementation for place in verdicts} == {Implementation(entry).name for entry in BACKENDS.values()}
 
 
@@ -166,7 +168,7 @@ NO_CASES = dict.fromkeys(("known", "wrong", "unsupported", "unverified", "not_ru
 
 
 def judged(
-    name: str = "torch.sdpa", version: str = "2.0", feature: str = ALL, right: int = 3, **counts: int
+    name: str = "torch.sdpa", version: str = "2.0", feature: str = ALL_CASES_FEATURE, right: int = 3, **counts: int
 ) -> JudgedFeature:
     return JudgedFeature(name, version, feature, right, **{**NO_CASES, **counts})
 
@@ -204,7 +206,7 @@ def test_rows_of_the_same_version_are_replaced_others_stay_and_what_is_written_i
     new = [judged(right=9), judged("torch.sdpa", "2.10", right=5)]
     kept.update(Survey(new, properties=[counts("mlx.sdpa", "repeated", 0, 0, 0, 1, 0)], findings=[another]))
     assert [row.right for row in kept.judged if row.implementation == "torch.sdpa"] == [9, 5]
-    assert kept.newest()["torch.sdpa"] == "2.10"
+    assert kept.newest_versions()["torch.sdpa"] == "2.10"
     assert [row.implementation for row in kept.judged].count("numpy.eager") == 1
     assert not kept.accuracy, "what was measured of the version that was replaced goes with it"
     assert {(row.implementation, row.property_name) for row in kept.properties} == {
@@ -252,7 +254,7 @@ def test_a_damaged_table_or_document_is_said(tmp_path: Path) -> None:
     for read, name, text, said in (
         (read_survey, "features.csv", "a,b\n1,2\n", r"features\.csv has the columns a,b; expected implementation,"),
         (read_survey, "features.csv", f"{columns}\nx,1,all,many,0,0,0,0,0\n", r"features\.csv cannot be read: invalid"),
-        (read_meanings, "found.json", "[]", "expected what `attncheck conventions --json` prints"),
+        (read_surveyed_conventions, "found.json", "[]", "expected what `attncheck conventions --json` prints"),
         (
             read_findings,
             "f.md",
@@ -275,16 +277,16 @@ def test_a_damaged_table_or_document_is_said(tmp_path: Path) -> None:
 def test_a_run_is_compared_with_what_is_kept() -> None:
     for fields, lines in tables_beside(__file__)["surveyed"]:
         row = judged(**fields)
-        assert change_lines("counts", differences(a_survey(), Survey([row]))) == lines, fields
+        assert change_lines("counts", survey_differences(a_survey(), Survey([row]))) == lines, fields
 
 
 def test_of_runs_that_chose_other_cases_to_stand_for_all_only_what_is_wrong_is_compared() -> None:
     kept = Survey([judged(not_run=4), judged(feature="softmax", not_run=2), judged(feature="attention")])
     changed, chosen = judged(right=2, unsupported=1, not_run=4), judged(feature="softmax", unsupported=1, not_run=1)
     lost, wrong = judged(feature="attention", right=2, unsupported=1), judged(right=2, wrong=1, not_run=4)
-    assert not differences(kept, Survey([changed, chosen]))
+    assert not survey_differences(kept, Survey([changed, chosen]))
     for rows in ([changed], [lost, chosen], [wrong, chosen]):
-        [line] = differences(kept, Survey(rows))
+        [line] = survey_differences(kept, Survey(rows))
         assert line["change"] == "worse"
 
 
@@ -292,12 +294,14 @@ def test_the_same_results_give_the_same_bytes_wherever_errors_are_others(tmp_pat
     rows = [
         {"case": f"file/{case}", "dtype": dtype, "ratio": 0.1} for case in "cab" for dtype in ("float32", "float64")
     ]
-    publish(hand.frames(rows, label="here", platform="Linux", cpu_features=["AVX2"]), tmp_path / "deep" / "published")
+    publish_comparison(
+        hand.frames(rows, label="here", platform="Linux", cpu_features=["AVX2"]), tmp_path / "deep" / "published"
+    )
     found = contents(tmp_path / "deep" / "published")
     assert found.keys() == {"README.md", "verdicts.csv", "versions.csv"}
     others = [row | {"ratio": 0.9, "value": 0.6} for row in reversed(rows)]
     for _ in ("new", "in place of an earlier one"):
-        publish(hand.frames(others, label="there", platform="macOS", cpu_features=[]), tmp_path / "again")
+        publish_comparison(hand.frames(others, label="there", platform="macOS", cpu_features=[]), tmp_path / "again")
         assert contents(tmp_path / "again")["verdicts.csv"] == found["verdicts.csv"]
         (tmp_path / "again" / "verdicts.csv").write_text(found["verdicts.csv"].decode() + "old")
 
@@ -305,8 +309,8 @@ def test_the_same_results_give_the_same_bytes_wherever_errors_are_others(tmp_pat
 def test_features_are_operations_and_a_case_counts_by_the_worst_of_its_dtypes(hand: Any) -> None:
     inputs = {"query": (1, 1, 2, 3), "key": (1, 1, 2, 3), "value": (1, 1, 2, 3), "bias": (1, 1, 2, 2)}
     case = {"operation": "attention", "options": {"is_causal": True}, "inputs": inputs}
-    assert set(features_of(case)) == {ALL, "attention", "attention: is_causal", "attention: bias"}
-    assert {*features_of(case)} <= {*feature_order()}
+    assert set(case_features(case)) == {ALL_CASES_FEATURE, "attention", "attention: is_causal", "attention: bias"}
+    assert {*case_features(case)} <= {*ordered_features()}
     rows = [
         {"case": "a/right"},
         {"case": "a/right", "dtype": "float32"},
@@ -315,7 +319,7 @@ def test_features_are_operations_and_a_case_counts_by_the_worst_of_its_dtypes(ha
         {"case": "a/lacking", "verdict": "unsupported", "stage": "", "lacks": "mask"},
         {"case": "a/left-out", "verdict": "unsupported", "stage": "", "lacks": ALL_CASES},
     ]
-    (of_all,) = [row for row in survey_of(hand.frames(rows)).judged if row.feature == ALL]
+    (of_all,) = [row for row in make_survey(hand.frames(rows)).judged if row.feature == ALL_CASES_FEATURE]
     assert of_all[3:] == (1, 0, 1, 1, 0, 1)
 
 
@@ -338,12 +342,12 @@ def test_findings_and_meanings_are_read_from_their_documents(tmp_path: Path) -> 
     answer = {"convention": "corner", "asks": "where", "means": "top left", "cases_mean": "top left", "departs": False}
     answers = [{**answer, "kind": "measured"}, {**answer, "kind": "unsupported"}]
     (tmp_path / "found.json").write_text(json.dumps({"implementations": {"torch.sdpa": answers}}), encoding="utf-8")
-    (only,) = read_meanings(tmp_path / "found.json")
+    (only,) = read_surveyed_conventions(tmp_path / "found.json")
     assert only == SurveyedConvention("torch.sdpa", "corner", "where", "top left", "top left", departs=False)
 
 
 def test_the_survey_shows_any_text_as_it_is_and_its_page_asks_for_nothing() -> None:
-    markdown, page = page_text(survey_page(a_survey())), render_survey(a_survey())
+    markdown, page = render_page_markdown(make_survey_page(a_survey())), render_survey(a_survey())
     assert r"**\<i\>right\</i\> \| \`x\`**: `<b>x</b>`" in markdown
     assert "  - **broken**: `mlx.sdpa`\n  - within bounds: `torch.sdpa`\n" in markdown
     assert "- mlx 0.32: [float64 is float32](findings.md#mlx-032-float64-is-float32)" in markdown

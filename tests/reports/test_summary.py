@@ -17,22 +17,22 @@ from attncheck.reading.case import case_record
 from attncheck.reading.selection import select_cases
 from attncheck.reports import ci
 from attncheck.reports.cells import State, cell_table
-from attncheck.reports.ci import Badge, annotation_lines, badge_of
-from attncheck.reports.coverage import coverage
-from attncheck.reports.defects import address_of, defects, diagnosis_sentence, first_commands
+from attncheck.reports.ci import Badge, annotation_lines, make_badge
+from attncheck.reports.coverage import coverage_by_column
+from attncheck.reports.defects import diagnosis_sentence, find_defects, first_commands, thread_address
 from attncheck.reports.document_model import Mark
 from attncheck.reports.failure_patterns import (
     candidates,
-    common_features,
-    describe,
-    given_of,
-    lengths_of,
+    confirmed_patterns,
+    describe_case,
+    record_axis_lengths,
+    set_options_and_inputs,
     shape_text,
     simplicity,
 )
-from attncheck.reports.failures import failures, failures_by_case
+from attncheck.reports.failures import failures_by_case, find_failures
 from attncheck.reports.frames import Column, Frames
-from attncheck.reports.markdown import inline
+from attncheck.reports.markdown import render_inline
 from attncheck.reports.summary import exit_code_of, make_summary, verdict_table
 
 Fields = dict[str, Any]
@@ -84,13 +84,13 @@ def test_the_verdict_of_a_case_on_an_implementation_is_the_worst_of_its_rows(han
     column = Column("local", "numpy.eager", "1.0")
     for rows, state, text in TABLES["cells"]:
         frames = hand.frames(rows, versions={"numpy.eager": "1.0"})
-        assert inline(verdict_table(frames)["file/one"][column]).replace("\\", "") == text, rows
+        assert render_inline(verdict_table(frames)["file/one"][column]).replace("\\", "") == text, rows
         cell = cell_table(frames)["file/one"][column]["float64"]
         assert (cell.state, cell.text) == (State[state], text.replace("*", "")), rows
     error, unverified = {"verdict": "error", "stage": ""}, {"case": "file/two", "dtype": "float32"} | UNVERIFIED
     rows = [error, {"dtype": "float32"}, {"case": "file/two"}, unverified, TORCH | {"case": "file/three"}]
     table = verdict_table(hand.frames(rows, versions={"numpy.eager": "1"}))
-    assert [list(map(inline, cells.values())) for cells in table.values()] == [
+    assert [list(map(render_inline, cells.values())) for cells in table.values()] == [
         ["float64: **error**; float32: agree"],
         ["not run"],
         ["float64: agree; float32: unverified"],
@@ -131,16 +131,16 @@ def test_what_is_wrong_is_told_once_per_case_where_it_begins_and_blames_nobody_e
 
 
 def test_only_issues_and_https_are_links_and_the_rest_is_text() -> None:
-    assert address_of("pytorch/pytorch#108108") == "https://github.com/pytorch/pytorch/issues/108108"
-    assert address_of("https://example.org/a?b#c") == "https://example.org/a?b#c"
+    assert thread_address("pytorch/pytorch#108108") == "https://github.com/pytorch/pytorch/issues/108108"
+    assert thread_address("https://example.org/a?b#c") == "https://example.org/a?b#c"
     for thread in ("http://example.org", "javascript:alert(1)", "https:", "https://[", "https://example.org/a b", ""):
-        assert address_of(thread) == "", thread
+        assert thread_address(thread) == "", thread
     threads = {
         "javascript:alert(1)": "javascript:alert(1)",
         "a/b#1": r"[a/b\#1](https://github.com/a/b/issues/1)",
         "https://example.org": "<https://example.org>",
     }
-    assert {thread: inline(Mark(thread, "link", address_of(thread))) for thread in threads} == threads
+    assert {thread: render_inline(Mark(thread, "link", thread_address(thread))) for thread in threads} == threads
 
 
 def lacking(lacks: str | None, message: str = "") -> Fields:
@@ -149,7 +149,9 @@ def lacking(lacks: str | None, message: str = "") -> Fields:
 
 def test_what_was_judged_and_what_the_rest_lacks(hand: Any) -> None:
     for rows, words in TABLES["coverage"]:
-        (found,) = coverage(hand.frames([{"case": f"file/{number}"} | fields for number, fields in enumerate(rows)]))
+        (found,) = coverage_by_column(
+            hand.frames([{"case": f"file/{number}"} | fields for number, fields in enumerate(rows)])
+        )
         assert found.words == words
     cases = [hand.case(f"file/{name}") for name in "abc"]
     frames = hand.frames([{"case": "file/a"}], cases=cases, summary=False)
@@ -173,7 +175,7 @@ def test_the_first_line_says_who_was_judged_in_the_standard_cases_alone(hand: An
     ]
     frames = hand.frames(rows)
     assert make_summary(frames).judged == "numpy, torch: 3 of 3 cases; jax: the 2 standard cases, which cover the rest"
-    assert [found.is_whole for found in coverage(frames)] == [True] * 3
+    assert [found.is_whole for found in coverage_by_column(frames)] == [True] * 3
     alone = make_summary(hand.frames(rows[-3:])).judged
     assert alone == "Judged 2 of 2 standard cases, which cover the rest"
 
@@ -186,16 +188,16 @@ def test_what_fails_is_listed_from_the_simplest_on_whose_shape_is_written_by_its
     ]
     rows = [{"case": f"file/{name}", "dtype": dtype, "verdict": "numeric"} for name in "abc" for dtype in DTYPES]
     frames = hand.frames(rows, cases=records)
-    assert [(each.case, each.dtype) for each in failures(frames)] == [
+    assert [(each.case, each.dtype) for each in find_failures(frames)] == [
         (f"file/{name}", dtype) for name in "cba" for dtype in reversed(DTYPES)
     ]
     assert first_commands(frames) == ["attncheck explain file/c numpy.eager --dtype float32"]
     shapes = {"query": [2, 4, 3, 8], "key": [2, 2, 5, 8], "value": [2, 2, 5, 6], "mask": [1, 1, 3, 5]}
     options = {"is_causal": True, "softcap": 2.0, "window": None}
     record = hand.case(operation="attention", inputs=shapes, options=options, tags=["bool-mask", "grouped-heads"])
-    assert describe(record) == "B=2 H=4 Hkv=2 Lq=3 Lk=5 D=8 Dv=6; probes bool-mask, grouped-heads"
+    assert describe_case(record) == "B=2 H=4 Hkv=2 Lq=3 Lk=5 D=8 Dv=6; probes bool-mask, grouped-heads"
     # What need not be given counts behind the elements.
-    assert given_of(record) == ["softcap", "is_causal", "mask"]
+    assert set_options_and_inputs(record) == ["softcap", "is_causal", "mask"]
     assert simplicity(record) == (2 * 4 * 3 * 8 + 2 * 2 * 5 * (8 + 6) + 15, 3)
     # Of a record that fits no operation nothing is said.
     odd: list[dict[str, Any]] = [
@@ -205,16 +207,16 @@ def test_what_fails_is_listed_from_the_simplest_on_whose_shape_is_written_by_its
         {"operation": "scoring", "options": {"score": ["dot"]}},
     ]
     for fields in odd:
-        assert describe(hand.case(**fields)) == "", fields
+        assert describe_case(hand.case(**fields)) == "", fields
         assert simplicity(hand.case(**fields))[0] >= 0
 
 
 def test_a_badge_counts_cases_and_is_green_where_all_agree(hand: Any) -> None:
     for rows, message, colour in TABLES["badges"]:
         frames = hand.frames([{"case": f"file/{number}"} | row for number, row in enumerate(rows)], summary=bool(rows))
-        assert badge_of(frames) == Badge(message, getattr(ci, colour))
+        assert make_badge(frames) == Badge(message, getattr(ci, colour))
     badge = Badge('1 of 2 <agree> & "so"', ci.RED)
-    root = ElementTree.fromstring(ci.render_svg(badge))
+    root = ElementTree.fromstring(ci.render_badge_svg(badge))
     assert root.get("aria-label") == f"attention: {badge.message}"
     assert [element.text for element in root.iter() if element.tag.endswith("text")] == ["attention", badge.message]
 
@@ -235,7 +237,7 @@ def test_a_diagnosis_is_one_defect_at_whatever_stage_and_in_whatever_dtype_it_wa
         {"case": "file/2", "verdict": "nonfinite", "message": "NaN; taken by itself: the window is ignored"},
     ]
     frames = hand.frames(rows)
-    found = defects(frames)
+    found = find_defects(frames)
     assert [(defect.name, defect.cases, defect.dtypes, defect.text) for defect in found] == [
         ("aligned-bottom-right", ("file/0", "file/1"), DTYPES, "bottom-right; meant top-left"),
         ("nonfinite", ("file/2",), ("float64",), "NaN; taken by itself: the window is ignored"),
@@ -277,7 +279,7 @@ def judged(corpus: list[dict[str, Any]], hand: Any) -> Judged:
         chosen = {case["id"]: case for case in cases}
         results = base.results[base.results["case"].isin(chosen) & base.results["dtype"].isin(dtypes)].copy()
         found = [
-            verdict_of(chosen[case], lengths_of(chosen[case]), dtype)
+            verdict_of(chosen[case], record_axis_lengths(chosen[case]), dtype)
             for case, dtype in zip(results["case"], results["dtype"], strict=True)
         ]
         results["verdict"] = [each if isinstance(each, str) else "numeric" if each else "agree" for each in found]
@@ -318,7 +320,7 @@ def _lines(frames: Frames) -> list[str]:
 
 def test_what_is_so_is_found_and_counted(corpus: list[dict[str, Any]], judged: Judged) -> None:
     for where, fails in WHERE.items():
-        count = sum(bool(fails(case, lengths_of(case))) for case in corpus)
+        count = sum(bool(fails(case, record_axis_lengths(case))) for case in corpus)
         others = len(corpus) - count
         line = f"numpy.eager fails where {where}: {count} of {count}; passes elsewhere: {others} of {others}"
         assert _lines(judged(corpus, lambda case, lengths, dtype: fails(case, lengths))) == [line]  # noqa: B023 # called in this round
@@ -326,7 +328,7 @@ def test_what_is_so_is_found_and_counted(corpus: list[dict[str, Any]], judged: J
     [found] = candidates(judged(corpus, lambda case, lengths, dtype: dtype == "float32" and grouped(lengths)))
     assert (found.where, found.noun) == ("the dtype is float32 and H differs from Hkv", "evaluation")
     # Where each fails in one dtype and passes in the other, a case counts of which any fails.
-    wide = [case["line"] for case in corpus if lengths_of(case)["D"] > 64]
+    wide = [case["line"] for case in corpus if record_axis_lengths(case)["D"] > 64]
     [found] = candidates(
         judged(corpus, lambda case, lengths, dtype: lengths["D"] > 64 and dtype == DTYPES[case["line"] % 2])
     )
@@ -353,13 +355,13 @@ def test_what_was_not_asked_for_the_stage_that_fails_does_not_pass(
 def test_a_defect_is_said_in_the_words_that_all_its_cases_share(hand: Any, messages: list[str], text: str) -> None:
     reading = {"verdict": "semantic", "diagnosis": "a-reading"}
     rows = [reading | {"case": f"file/{number}", "message": each} for number, each in enumerate(messages)]
-    assert [defect.text for defect in defects(hand.frames(rows))] == [text]
+    assert [defect.text for defect in find_defects(hand.frames(rows))] == [text]
 
 
 def test_a_few_that_pass_or_fail_otherwise_are_counted_and_many_end_it(
     corpus: list[dict[str, Any]], judged: Judged
 ) -> None:
-    held = [case["id"] for case in corpus if grouped(lengths_of(case))]
+    held = [case["id"] for case in corpus if grouped(record_axis_lengths(case))]
     some, many = set(held[::10]), set(held[::2])
     frames = judged(corpus, lambda case, lengths, dtype: grouped(lengths) and case["id"] not in some)
     others = len(corpus) - len(held)
@@ -377,10 +379,10 @@ def test_a_few_that_pass_or_fail_otherwise_are_counted_and_many_end_it(
 def test_only_what_further_problems_bore_out_is_said(corpus: list[dict[str, Any]], judged: Judged) -> None:
     frames = judged(corpus, lambda case, lengths, dtype: softcapped(case))
     [found] = candidates(frames)
-    assert common_features(frames) == ()
+    assert confirmed_patterns(frames) == ()
     environment = found.column.environment
     asked = replace(frames.asked[environment], confirmed={found.column.implementation: ["softcap is set"]})
-    assert common_features(replace(frames, asked={environment: asked})) == (found,)
+    assert confirmed_patterns(replace(frames, asked={environment: asked})) == (found,)
 
 
 def test_no_story_is_told_of_few_cases_of_all_and_of_cases_that_were_drawn(
@@ -388,8 +390,8 @@ def test_no_story_is_told_of_few_cases_of_all_and_of_cases_that_were_drawn(
 ) -> None:
     assert candidates(judged(corpus, lambda *_: True)) == ()
     for failing, passing in ((2, 40), (40, 2), (3, 3)):
-        wrong = [case for case in corpus if grouped(lengths_of(case))][:failing]
-        right = [case for case in corpus if not grouped(lengths_of(case))][:passing]
+        wrong = [case for case in corpus if grouped(record_axis_lengths(case))][:failing]
+        right = [case for case in corpus if not grouped(record_axis_lengths(case))][:passing]
         assert candidates(judged(wrong + right, lambda case, lengths, dtype: grouped(lengths))) == ()
     for seed in range(12):
         generator = random.Random(seed)
@@ -406,14 +408,14 @@ def test_what_fails_alike_on_one_implementation_is_one_defect(hand: Any) -> None
     rows += [rows[1] | {"dtype": "float32"}, rows[1] | {"implementation": "torch.eager"}]
     rows += [{"case": f"file/{number}", "verdict": "numeric", "message": "off"} for number in (7, 8)]
     frames = hand.frames(rows)
-    told = defects(frames)
+    told = find_defects(frames)
     assert [(defect.name, defect.cases, defect.evaluations) for defect in told] == [
         ("numeric", ("file/7", "file/8"), 2),
         ("error", ("file/0", "file/1"), 3),
         ("error", ("file/1",), 1),
         ("error", ("file/2",), 1),
     ]
-    assert sum(defect.evaluations for defect in told) == len(failures(frames))
+    assert sum(defect.evaluations for defect in told) == len(find_failures(frames))
 
 
 def test_two_ways_of_failing_are_told_apart_and_what_was_not_judged_says_nothing(

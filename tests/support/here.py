@@ -125,7 +125,7 @@ def run_here(words: Iterable[str | Path], folder: Path | None = None) -> int:
             patch.chdir(folder)
         patch.setattr(sys, "argv", ["attncheck", *map(str, words)])
         patch.setattr(progress, "SECONDS_PER_LINE", 3600.0)
-        patch.setattr(running, "_MOMENT", 3600.0)
+        patch.setattr(running, "_PROGRESS_DELAY", 3600.0)
         patch.setattr(typer.main, "get_command", lambda app: COMMANDS)
         try:
             cli.main()

@@ -31,8 +31,8 @@ if LIBRARIES["onnx"].is_installed:
     from onnx import TensorProto, helper, numpy_helper
     from onnx.reference import ReferenceEvaluator
 
-    from attncheck.onnx_data.exporting import rounded
-    from attncheck.onnx_data.files import BackendTest, _model_of, write_test
+    from attncheck.onnx_data.exporting import round_to_dtype
+    from attncheck.onnx_data.files import BackendTest, _make_model, write_test
 
 pytestmark = pytest.mark.onnx
 RNG = np.random.default_rng(8068)
@@ -52,7 +52,7 @@ def attention(
     """Make a test whose outputs are those of the evaluator that the standard comes with."""
     given = {each: inputs[each] for each in ORDER if each in inputs}
     unknown = dict.fromkeys(outputs, np.zeros(1, np.float32))
-    model = _model_of(BackendTest(name, "Attention", opset, attributes, given, unknown))
+    model = _make_model(BackendTest(name, "Attention", opset, attributes, given, unknown))
     found = ReferenceEvaluator(model).run(list(outputs), dict(given))
     return BackendTest(name, "Attention", opset, attributes, given, dict(zip(outputs, found, strict=True)))
 
@@ -201,9 +201,9 @@ def test_what_is_behind_float64_decides_in_the_middle() -> None:
     middle = 1 + 2.0**-8  # between two numbers of bfloat16, the even one below
     for low, radius, wanted in ((0, 0, 1), (1e-20, 1e-30, 1 + 2.0**-7), (-1e-20, 1e-30, 1), (1e-20, 1e-10, 1)):
         exact = Enclosure(*(np.array([each], np.float64) for each in (middle, low, radius)))
-        assert float(rounded(exact, "bfloat16")[0]) == wanted
+        assert float(round_to_dtype(exact, "bfloat16")[0]) == wanted
         negative = Enclosure(*(np.array([each], np.float64) for each in (-middle, -low, radius)))
-        assert float(rounded(negative, "bfloat16")[0]) == -wanted
+        assert float(round_to_dtype(negative, "bfloat16")[0]) == -wanted
 
 
 LEFT_OUT: tuple[tuple[str, str, dict[str, Array], dict[str, Any], int], ...] = (

@@ -32,7 +32,7 @@ from attncheck.properties.variants import PropertyVariant, SessionVariant, call_
 from attncheck.reading.case import Case
 from attncheck.reading.problem import Problem
 from attncheck.reading.selection import select_cases
-from attncheck.reports.properties import exit_code_of, sentence_of, worst_of
+from attncheck.reports.properties import properties_exit_code, properties_sentence, worst_row
 from attncheck.results import parts
 from attncheck.results.format import PROPERTY_PART, Row
 from attncheck.results.parts import read_property_rows
@@ -109,11 +109,11 @@ def test_what_fails_follows_from_outcome_and_claim_and_the_worst_row_stands_for_
         ([ROW, EXPECTED], ExitCode.AGREE, EXPECTED),
         ([ROW, EXPECTED, CLAIMED], ExitCode.DISAGREE, CLAIMED),  # an expected one comes behind
     ):
-        assert (exit_code_of(rows), worst_of(rows)) == (code, worst)
-    assert worst_of([]) is None
-    assert sentence_of([ROW]) == "Properties hold: 1 property, 1 comparison."
-    assert "own.attention: repeated" in sentence_of([ROW, BROKEN])
-    assert sentence_of([unsupported]) == "No property was judged."
+        assert (properties_exit_code(rows), worst_row(rows)) == (code, worst)
+    assert worst_row([]) is None
+    assert properties_sentence([ROW]) == "Properties hold: 1 property, 1 comparison."
+    assert "own.attention: repeated" in properties_sentence([ROW, BROKEN])
+    assert properties_sentence([unsupported]) == "No property was judged."
 
 
 def test_rows_are_read_back_as_they_were_written_and_a_table_that_is_none_of_ours_is_refused(
@@ -226,7 +226,7 @@ def test_a_kernel_that_computes_row_by_row_is_bitwise_the_same_in_all(ask: Ask) 
     assert set(found.values()) <= {"within bounds"}
     bitwise = {row.property_name for row in rows if row.verdict == "bitwise"}
     assert bitwise >= set(names) - found.keys() - {"packed"}
-    assert exit_code_of(rows) is ExitCode.AGREE
+    assert properties_exit_code(rows) is ExitCode.AGREE
 
 
 @pytest.mark.parametrize("fault", TABLES["faults"])
@@ -236,7 +236,7 @@ def test_a_fault_is_named_for_what_it_is_and_for_nothing_else(fault: str, ask: A
     rows = ask([name, *table.get("sound", [])], *table.get("replaced", []), below=table.get("below", ""))
     broken = [row for row in rows if row.verdict == "broken"]
     assert {row.property_name for row in broken} == {name}, rows
-    assert exit_code_of(rows) is ExitCode.DISAGREE
+    assert properties_exit_code(rows) is ExitCode.DISAGREE
     assert any(table.get("says", "") in row.message for row in broken)
     if name == "inputs_unchanged":  # what it wrote into is named with its element
         (row,) = broken
@@ -259,7 +259,7 @@ def test_a_masked_nan_may_give_nan_alone(claim: str, number: str, outcome: str, 
     of_values = [row for row in rows if row.property_name == "poison_nan" and "in keys" not in row.variant]
     assert {row.verdict for row in of_values if "in values" in row.variant} == {outcome}
     assert {row.verdict for row in rows if row not in of_values} == {"bitwise"}
-    assert exit_code_of(rows) is (ExitCode.DISAGREE if fails else ExitCode.AGREE)
+    assert properties_exit_code(rows) is (ExitCode.DISAGREE if fails else ExitCode.AGREE)
 
 
 @pytest.mark.parametrize(("claim", "fails"), [("bitwise", True), ("within bounds", False)])
@@ -272,4 +272,4 @@ def test_a_claim_that_does_not_hold_fails(claim: str, fails: bool, ask: Ask) -> 
     assert any(row.fails for row in of_batch) is fails
     rest = {(row.verdict, row.claim, row.fails) for row in rows if row not in of_batch}
     assert rest == {("bitwise", "", False)}
-    assert exit_code_of(rows) is (ExitCode.DISAGREE if fails else ExitCode.AGREE)
+    assert properties_exit_code(rows) is (ExitCode.DISAGREE if fails else ExitCode.AGREE)

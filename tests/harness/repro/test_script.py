@@ -35,7 +35,16 @@ from attncheck.reading.case import Case
 from attncheck.reading.inputs import inputs_in
 from attncheck.reading.selection import select_cases
 from attncheck.repro import repro_script, write_scripts, writing
-from attncheck.repro.code import NotSeparable, are_right, copied, expected_of, inlined, judge, read_module, written
+from attncheck.repro.code import (
+    NotSeparable,
+    are_right,
+    array_code,
+    copy_functions,
+    expected_stage,
+    inline_module,
+    judge,
+    read_module_source,
+)
 from attncheck.repro.writing import MAX_LINES
 from attncheck.results.format import Row
 from attncheck.searching.search import element_of
@@ -270,7 +279,7 @@ def test_a_script_is_short_whatever_signature_and_padding(bench: Bench, monkeypa
     path = bench.kernel(TABLES["called"], "called.py")
     monkeypatch.syspath_prepend(bench.folder)
     monkeypatch.setenv("PYTHONPATH", str(bench.folder))
-    monkeypatch.setitem(writing.ARRAYS, ("called", "ARRAYS"), "numpy")
+    monkeypatch.setitem(writing.FRAMEWORK_OF_MODE, ("called", "ARRAYS"), "numpy")
     arrays = {"module": "called", "attribute": "ARRAYS", "package": "numpy"}
     case = bench.case("attention", CALLED)
     for name, differs in TABLES["short"].items():
@@ -316,15 +325,15 @@ NAMES = {"np": np, "ml_dtypes": ml_dtypes, "inf": np.inf, "nan": np.nan, "zlib":
 
 def test_an_array_is_written_as_people_write_it_and_read_back_bit_for_bit() -> None:
     for array in ARRAYS:
-        text = written(array)
+        text = array_code(array)
         read = eval(text, {**NAMES})
         assert (read.dtype, read.shape, read.tobytes()) == (array.dtype, array.shape, array.tobytes()), text
         assert read.flags.writeable
-    assert written(np.array([[0.1, -2]], np.float32)) == "np.array([[0.1, -2.]], np.float32)"
-    assert written(np.array([True])) == "np.array([True], bool)"
-    assert written(np.ones((30, 40), np.float32)) == "np.full((30, 40), 1.0, np.float32)"
+    assert array_code(np.array([[0.1, -2]], np.float32)) == "np.array([[0.1, -2.]], np.float32)"
+    assert array_code(np.array([True])) == "np.array([True], bool)"
+    assert array_code(np.ones((30, 40), np.float32)) == "np.full((30, 40), 1.0, np.float32)"
     # A large one takes less room where it repeats itself.
-    text = written(np.tile(RANDOM.normal(size=10), 1000))
+    text = array_code(np.tile(RANDOM.normal(size=10), 1000))
     assert text.startswith('np.frombuffer(zlib.decompress(base64.b64decode("""\n')
     assert len(text) < 1000
 
@@ -341,7 +350,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
 
     yield write
-    read_module.cache_clear()
+    read_module_source.cache_clear()
 
 
 def names_of(code: str) -> dict[str, Any]:
@@ -362,7 +371,7 @@ def test_what_is_used_comes_along_and_the_rest_stays_behind(module: Module) -> N
         "from attncheck.first import DOUBLE as TWICE\n"
         "\n\ndef root(number):\n    return whole.root(number) + TWICE\n",
     )
-    code = inlined("attncheck.second", {"root"})
+    code = inline_module("attncheck.second", {"root"})
     assert names_of(code)["second"].root(4) == 8.0
     assert "os" not in code.replace("cos", "").split()
     assert "unused" not in code
@@ -371,7 +380,7 @@ def test_what_is_used_comes_along_and_the_rest_stays_behind(module: Module) -> N
     module("third", "def helper():\n    return 1\n\n\ndef told():\n    return helper()\n")
     both = "from attncheck.third import told\ndef helper():\n    return 2\ndef both():\n    return told(), helper()\n"
     module("fourth", both)
-    assert names_of(inlined("attncheck.fourth", ["both"]))["fourth"].both() == (1, 2), (
+    assert names_of(inline_module("attncheck.fourth", ["both"]))["fourth"].both() == (1, 2), (
         "names of two modules do not meet"
     )
 
@@ -380,8 +389,8 @@ def test_a_module_that_does_more_than_define_is_refused_and_functions_are_copied
     for number, statement in enumerate(("print('hello')", "from os import *")):
         module(f"first{number}", f"{statement}\n\n\ndef told():\n    return 1\n")
         with pytest.raises(NotSeparable, match=f"first{number}, line 1"):
-            inlined(f"attncheck.first{number}", ["told"])
-    code = copied("attncheck.repro.code", {"are_right"})
+            inline_module(f"attncheck.first{number}", ["told"])
+    code = copy_functions("attncheck.repro.code", {"are_right"})
     assert code.startswith("from typing import Any\nimport numpy as np\n")
     assert "def judge(" not in code
     assert names_of(code)["are_right"](1.0, 1.0, 0.0, 0.0)
@@ -391,7 +400,7 @@ def test_every_mode_of_every_backend_can_be_taken_apart() -> None:
     for entry in EVERYTHING.values():
         for mode in entry.all_modes.values():
             names = {"prepare", "from_numpy", "to_numpy"} if mode.attribute is None else {mode.attribute}
-            code = inlined(mode.module, names)
+            code = inline_module(mode.module, names)
             compile(code, mode.module, "exec")
             assert "attncheck." not in code
 
@@ -447,7 +456,7 @@ def test_the_script_finds_wrong_what_the_judge_finds_wrong(bench: Bench, fields:
         found = 0
         for stage in {"scores", "masked", "weights", "output"} & truth.exact.keys():
             shape = case.stage_shapes[stage]
-            expected = expected_of(truth, stage, shape, class_of(dtype))
+            expected = expected_stage(truth, stage, shape, class_of(dtype))
             for _ in range(5):
                 computed = spoiled(truth, stage, shape, random)
                 kept = select_stage_rows(stage, computed, truth.judged.query_rows)

@@ -13,17 +13,17 @@ from tables import tables_beside
 from attncheck.common.errors import ResultsError, UsageError
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
-from attncheck.results.coverage import Minimum, RequestedRun, Stop, is_judged, shortfalls
-from attncheck.results.format import FORMAT, Row
+from attncheck.results.coverage import EarlyStop, Minimum, RequestedRun, is_judged, shortfall_sentences
+from attncheck.results.format import FORMAT_VERSION, Row
 from attncheck.results.last_failed import (
     FAILED_FILE,
-    Failed,
     FailedRecord,
     FailureLimit,
+    LastFailures,
     failed_evaluations,
-    failed_first,
-    only_failed,
-    read_failed,
+    order_failed_first,
+    read_last_failures,
+    select_failed,
 )
 
 MakeRow = Callable[..., Row]
@@ -65,12 +65,14 @@ def test_what_is_judged_is_replaced_and_all_else_stays(make_row: MakeRow) -> Non
 
 def test_it_is_read_as_it_was_written_or_refused_in_one_error(tmp_path: Path) -> None:
     path = tmp_path / FAILED_FILE
-    assert read_failed(tmp_path / "nowhere") is None
-    assert read_failed(tmp_path) is None
+    assert read_last_failures(tmp_path / "nowhere") is None
+    assert read_last_failures(tmp_path) is None
     record = FailedRecord({("a", "float64", "n")}, {("b", "float32", "t")}, [("a", "float64")])
-    path.write_text(json.dumps({"format": FORMAT, **record.as_record()}))
-    found = read_failed(tmp_path)
-    assert found == Failed(frozenset({("a", "float64", "n"), ("b", "float32", "t")}), frozenset({("a", "float64")}))
+    path.write_text(json.dumps({"format": FORMAT_VERSION, **record.as_record()}))
+    found = read_last_failures(tmp_path)
+    assert found == LastFailures(
+        frozenset({("a", "float64", "n"), ("b", "float32", "t")}), frozenset({("a", "float64")})
+    )
     assert found.units(["t", "other"]) == {("b", "float32")}
     wrong = [
         '{"a": 1}}',
@@ -79,16 +81,16 @@ def test_it_is_read_as_it_was_written_or_refused_in_one_error(tmp_path: Path) ->
         '[], "selected": [["a"]]}',
         '[["a", "b", "\ud800',
     ]
-    damaged = [f'{{"format": {FORMAT}, "failed": {rest}' for rest in wrong]
-    old = f'{{"format": {FORMAT - 1}, "failed": []}}'
-    for text in ("", "[]", "{}", old, f'{{"format": {FORMAT}}}', "[" * 100_000, *damaged):
+    damaged = [f'{{"format": {FORMAT_VERSION}, "failed": {rest}' for rest in wrong]
+    old = f'{{"format": {FORMAT_VERSION - 1}, "failed": []}}'
+    for text in ("", "[]", "{}", old, f'{{"format": {FORMAT_VERSION}}}', "[" * 100_000, *damaged):
         path.write_bytes(text.encode("utf-8", "surrogatepass"))
         with pytest.raises(ResultsError, match=r"failed\.json"):
-            read_failed(tmp_path)
+            read_last_failures(tmp_path)
     path.unlink()
     path.mkdir()
     with pytest.raises(ResultsError, match=r"failed\.json cannot be read"):
-        read_failed(tmp_path)
+        read_last_failures(tmp_path)
 
 
 def test_cases_are_counted_and_not_their_dtypes_and_what_was_left_is_said(make_row: MakeRow) -> None:
@@ -100,12 +102,12 @@ def test_cases_are_counted_and_not_their_dtypes_and_what_was_left_is_said(make_r
     assert watch.see([make_row(case="c", verdict="crash")])
     assert told == ["a float64", "a float32", "c float64"]
     planned = [(case, dtype) for case in "abcde" for dtype in ("float64", "float32")]
-    assert watch.stop(planned, {("b", "float32")}) == Stop(2, not_run=2, in_part=1)
+    assert watch.stop(planned, {("b", "float32")}) == EarlyStop(2, not_run=2, in_part=1)
     assert watch.stop(planned[:3], set()) is None  # nothing was left
     after = "the run was stopped after"
-    assert Stop(1, 9).of(1200) == f"{after} 1 failing case: 9 of 1,200 cases were not run"
+    assert EarlyStop(1, 9).of(1200) == f"{after} 1 failing case: 9 of 1,200 cases were not run"
     left = "1 of 1,200 cases was not run, and 1 not in all of its dtypes"
-    assert Stop(3, 1, 1).of(1200) == f"{after} 3 failing cases: {left}"
+    assert EarlyStop(3, 1, 1).of(1200) == f"{after} 3 failing cases: {left}"
     # A run that is never stopped remembers no case.
     watch = FailureLimit(FailedRecord())
     assert not watch.see([make_row(verdict="numeric")])
@@ -123,7 +125,7 @@ def cases(case_folder: Path) -> list[Case]:
 
 def write(folder: Path, *failed: tuple[str, str, str], selected: list[tuple[str, str]] | None = None) -> Path:
     more = {} if selected is None else {"selected": selected}
-    (folder / FAILED_FILE).write_text(json.dumps({"format": FORMAT, "failed": failed, **more}))
+    (folder / FAILED_FILE).write_text(json.dumps({"format": FORMAT_VERSION, "failed": failed, **more}))
     return folder
 
 
@@ -135,25 +137,25 @@ def test_what_failed_runs_alone_in_the_dtypes_in_which_it_failed_or_before_the_r
     cases: list[Case], tmp_path: Path
 ) -> None:
     folder = write(tmp_path, (D, "float32", "n"), (B, "float64", "n"), (A, "float64", "t"), ("gone", "float64", "n"))
-    found = only_failed(cases, (), ["n"], folder)
+    found = select_failed(cases, (), ["n"], folder)
     assert ids(found.cases) == [B, D]
     assert found.only == {(B, "float64"), (D, "float32")}
     assert found.note == f"2 of 4 cases failed last time in {tmp_path} and run alone"
-    assert only_failed(cases, ["float32"], ["n"], folder).only == {(D, "float32")}
-    assert ids(only_failed(cases, (), ["n", "t"], folder).cases) == [A, B, D]
-    first = failed_first(cases, (), ["n"], folder)
+    assert select_failed(cases, ["float32"], ["n"], folder).only == {(D, "float32")}
+    assert ids(select_failed(cases, (), ["n", "t"], folder).cases) == [A, B, D]
+    first = order_failed_first(cases, (), ["n"], folder)
     assert (ids(first.cases), first.only) == ([B, D, A, C], None)
     assert first.note == f"2 of 4 cases failed last time in {tmp_path} and run first"
-    assert failed_first(cases, (), ["x"], folder).note.endswith(": the cases run in their order")
+    assert order_failed_first(cases, (), ["x"], folder).note.endswith(": the cases run in their order")
     folder = write(tmp_path, (A, "float64", "n"), selected=[(A, "float64"), (C, "float32")])
-    assert only_failed(cases, (), ["n"], folder, resume=True).only == {(A, "float64"), (C, "float32")}
+    assert select_failed(cases, (), ["n"], folder, resume=True).only == {(A, "float64"), (C, "float32")}
     (folder / "summary.json").write_text('{"implementations": ["n", "other"]}')
     for selected, dtypes, names, said in (
         (cases, (), ["other"], "nothing"),
         (cases[1:], (), ["n"], "nothing selected"),
         (cases, ["float32"], ["n"], "nothing selected"),
     ):
-        found = only_failed(selected, dtypes, names, folder)
+        found = select_failed(selected, dtypes, names, folder)
         assert (ids(found.cases), found.only) == ([], frozenset())
         assert found.note == f"{said} failed last time in {tmp_path}: nothing runs"
 
@@ -167,8 +169,8 @@ def test_without_results_that_say_what_failed_nothing_runs(cases: list[Case], tm
         (damaged, f"--failed: what failed last time is not known: {damaged / FAILED_FILE} cannot be read"),
     ):
         with pytest.raises(UsageError, match=f"^{re.escape(reason)}"):
-            only_failed(cases, (), ["n"], folder)
-    assert failed_first(cases, (), ["n"], damaged).note.endswith(": the cases run in their order")
+            select_failed(cases, (), ["n"], folder)
+    assert order_failed_first(cases, (), ["n"], damaged).note.endswith(": the cases run in their order")
 
 
 def test_after_an_unfinished_run_everything_runs(cases: list[Case], tmp_path: Path) -> None:
@@ -177,7 +179,7 @@ def test_after_an_unfinished_run_everything_runs(cases: list[Case], tmp_path: Pa
         ("other", False, f"{tmp_path} has no whole run of other: every selected case runs"),
         ("n", True, f"the run in {tmp_path} was of everything that was selected, and goes on"),
     ):
-        found = only_failed(cases, (), [name], tmp_path, resume=resume)
+        found = select_failed(cases, (), [name], tmp_path, resume=resume)
         assert (ids(found.cases), found.only) == ([A, B, C, D], None)
         assert found.note.startswith(note)
 
@@ -197,4 +199,4 @@ def test_a_minimum_is_a_number_or_a_share_of_what_was_asked() -> None:
 def test_what_falls_short_of_all_cases_or_of_those_that_are_offered_is_told() -> None:
     for judged, cases, named, minimum, offered, told in TABLES["shortfalls"]:
         asked = RequestedRun(cases, tuple(named), Minimum.of(minimum, "") if minimum else None)
-        assert shortfalls(judged, asked, offered) == told
+        assert shortfall_sentences(judged, asked, offered) == told

@@ -29,11 +29,11 @@ from attncheck.reports.merge import merge_runs
 from attncheck.reports.summary import exit_code_of
 from attncheck.reports.write import write_report
 from attncheck.results import parts
-from attncheck.results.format import FORMAT, ROW_SCHEMA, Row, StoredArray
+from attncheck.results.format import FORMAT_VERSION, ROW_SCHEMA, Row, StoredArray
 from attncheck.results.parts import ArrayParts, decode_array
 from attncheck.results.reader import find_runs, read_run, read_runs
-from attncheck.results.records import CaseRecords, cases_text, read_cases
-from attncheck.results.tables import TableFile, table_of, write_file
+from attncheck.results.records import CaseRecords, cases_json_lines, read_cases
+from attncheck.results.tables import TableFile, to_table, write_file
 from attncheck.results.writer import ResultsWriter
 from attncheck.spec.dtypes import numpy_dtype
 
@@ -42,7 +42,7 @@ WriteRun = Callable[..., Path]
 Damage = Callable[[Path], None]
 
 TABLES = tables_beside(__file__)
-THIS_FORMAT = json.dumps({"format": FORMAT}).encode()
+THIS_FORMAT = json.dumps({"format": FORMAT_VERSION}).encode()
 OTHER_PART = "rows/part-00001.npz"
 
 
@@ -92,7 +92,7 @@ def two_parts(make_row: MakeRow, write_run: WriteRun, monkeypatch: pytest.Monkey
     shutil.copy(directory / "rows/part-00000.npz", directory / OTHER_PART)
     with_columns(case="file/two")(directory)
     cases = json.loads((directory / "cases.json").read_text(encoding="utf-8"))["cases"]
-    two_cases = {"format": FORMAT, "cases": [*cases, cases[0] | {"id": "file/two", "name": "two"}]}
+    two_cases = {"format": FORMAT_VERSION, "cases": [*cases, cases[0] | {"id": "file/two", "name": "two"}]}
     (directory / "cases.json").write_text(json.dumps(two_cases), encoding="utf-8")
     return directory
 
@@ -111,13 +111,13 @@ REFUSED: tuple[tuple[Damage, str], ...] = (
     (with_fields("environment.json", processors=10**30), "processors"),
     (with_fields("environment.json", classes={"numpy.eager": "native"}), "classes.numpy.eager: "),
     (
-        with_fields("environment.json", format=FORMAT - 1),
-        f"has results format {FORMAT - 1}; this version of attncheck reads {FORMAT}: an "
+        with_fields("environment.json", format=FORMAT_VERSION - 1),
+        f"has results format {FORMAT_VERSION - 1}; this version of attncheck reads {FORMAT_VERSION}: an "
         "older attncheck wrote it; run the check again, or read it with that version",
     ),
     (
-        with_fields("environment.json", format=FORMAT + 1),
-        f"has results format {FORMAT + 1}; this version of attncheck reads {FORMAT}: a newer "
+        with_fields("environment.json", format=FORMAT_VERSION + 1),
+        f"has results format {FORMAT_VERSION + 1}; this version of attncheck reads {FORMAT_VERSION}: a newer "
         "attncheck wrote it; update attncheck",
     ),
     (replaced("environment.json", None), "it has no environment.json"),
@@ -188,7 +188,7 @@ def test_verdicts_do_not_need_other_files(two_parts: Path) -> None:
         ("cases.json", None, "is absent or incomplete: some cases have no title and no options"),
         ("summary.json", b"[", "cannot be read"),
         ("summary.json", THIS_FORMAT, "it has no exit_code"),
-        ("summary.json", json.dumps({"format": FORMAT, "exit_code": 2**63}).encode(), "exit_code"),
+        ("summary.json", json.dumps({"format": FORMAT_VERSION, "exit_code": 2**63}).encode(), "exit_code"),
         ("arrays/part-00000.npz", b"PK", "cannot be read, its arrays are left out: "),
     ):
         before = (two_parts / name).read_bytes()
@@ -325,7 +325,7 @@ def test_more_than_a_run_writes_is_not_read(run_folder: Path, monkeypatch: pytes
     shutil.copy(path, run_folder / "rows" / "part-00001.npz")
     assert len(read_run(run_folder).rows) == 2
     size = parts.read_rows(run_folder)[0].size
-    monkeypatch.setattr(parts, "_MAX_BYTES_TOGETHER", size * 3 // 4)
+    monkeypatch.setattr(parts, "_MAX_TOTAL_BYTES", size * 3 // 4)
     run = read_run(run_folder)
     assert len(run.rows) == 1
     assert "more rows than a report can hold" in run.notes[0]
@@ -430,7 +430,7 @@ def test_a_table_comes_back_as_it_was_written_whatever_its_rows(tmp_path: Path) 
     @settings(max_examples=60)
     def comes_back(rows: list[Row]) -> None:
         path = tmp_path / "part"
-        write_file(path, table_of(rows, ROW_SCHEMA), ROW_SCHEMA)
+        write_file(path, to_table(rows, ROW_SCHEMA), ROW_SCHEMA)
         with TableFile(path, 2**20, 10) as file:
             read = [Row(**record) for record in file.table(ROW_SCHEMA).records()]
         assert repr(read) == repr(rows)  # NaN is what it was, and no number is none
@@ -550,7 +550,7 @@ def test_every_layout_says_the_same_and_damage_is_noted(make_case_record: MakeRe
     path = tmp_path / "cases.json"
     assert read_cases(path) == (CaseRecords(), ())
     records = [make_case_record(id=f"file/{number}", title="Größe ]}\n{") for number in range(3)]
-    text = "".join(cases_text(records))
+    text = "".join(cases_json_lines(records))
     laid_out = (json.dumps(json.loads(text)), json.dumps(json.loads(text), indent=1), f"{text}\n")
     for layout in (text, *laid_out, text.replace("\n", "\n\n"), text.replace("\n", "\r\n")):
         path.write_text(layout, encoding="utf-8", newline="")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from attncheck import cli
 from attncheck.backends import numpy_backend
 from attncheck.common.errors import ResultsError, UsageError
-from attncheck.interchange.vectors import RecordedOutputs, VectorsWriter, digest_of_call, names_in, read_lines
+from attncheck.interchange.vectors import RecordedOutputs, VectorsWriter, array_names, call_digest, read_lines
 
 ROOT = Path(__file__).parents[3]
 READERS = ROOT / "examples" / "vectors"
@@ -84,10 +84,10 @@ def test_the_file_of_arrays_is_one_of_safetensors_and_a_call_is_recognised_by_it
     assert place["offset"] == 8 + length + header[place["tensor"]]["data_offsets"][0]
     assert place["offset"] % 8 == 0
     query = np.arange(6, dtype=np.float32).reshape(2, 3)
-    one = digest_of_call("attention", {"window": (2, None)}, {"query": query})
-    assert one == digest_of_call("attention", {"window": [2, None]}, {"query": np.asfortranarray(query)})
-    assert one != digest_of_call("attention", {"window": (2, None)}, {"query": query.astype(np.float64)})
-    assert one != digest_of_call("attention", {}, {"query": query})
+    one = call_digest("attention", {"window": (2, None)}, {"query": query})
+    assert one == call_digest("attention", {"window": [2, None]}, {"query": np.asfortranarray(query)})
+    assert one != call_digest("attention", {"window": (2, None)}, {"query": query.astype(np.float64)})
+    assert one != call_digest("attention", {}, {"query": query})
     recorded = RecordedOutputs.__new__(RecordedOutputs)
     recorded._places = {}
     with pytest.raises(NotImplementedError, match="the case has changed since they were written"):
@@ -110,7 +110,7 @@ def test_outputs_are_judged_and_what_is_not_there_is_unsupported(
     np.savez(file, **{name: wrong})
     assert verify(folder, file, tmp_path / "run", "attention") == 1
     assert name.rpartition("/")[0].rpartition("/")[0] in capsys.readouterr().out
-    with VectorsWriter.into(tmp_path / "mine") as writer:  # they may be safetensors, judged by the model that is named
+    with VectorsWriter.open(tmp_path / "mine") as writer:  # they may be safetensors, judged by the model that is named
         writer.add({}, narrow)
     file = tmp_path / "mine" / "vectors.safetensors"
     assert verify(folder, file, tmp_path / "run", "attention", "--rounding-model", "bfloat16=fused") == 0
@@ -135,7 +135,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, folder: Path) -> None:
         ("outputs.npz", "cannot be read"),
     ):
         with pytest.raises(ResultsError, match=message):
-            names_in(tmp_path / name)
+            array_names(tmp_path / name)
     np.savez(tmp_path / "other.npz", nothing=np.zeros(1))
     for words, message in (
         (["attention", "--outputs", str(tmp_path / "other.npz")], "the outputs have no name of a stage of the vectors"),
