@@ -18,7 +18,7 @@ from attncheck.backends.entry import ABSORBED, FUSED_BWD
 from attncheck.backends.entry import EAGER as EAGER
 from attncheck.backends.entry import EAGER_MODE as EAGER_MODE
 from attncheck.backends.entry import NATIVE as NATIVE
-from attncheck.backends.entry import PADDED_BY as PADDED_BY
+from attncheck.backends.entry import PADDING_KEYWORDS as PADDING_KEYWORDS
 from attncheck.backends.entry import PYTHON_VERSIONS as PYTHON_VERSIONS
 from attncheck.backends.entry import BackendEntry as BackendEntry
 from attncheck.backends.entry import DeclaredConvention as DeclaredConvention
@@ -246,7 +246,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
     )
 }
 
-EVERYTHING: Mapping[str, BackendEntry] = ChainMap(dict(LIBRARIES), cast(dict[str, BackendEntry], BACKENDS))
+ALL_ENTRIES: Mapping[str, BackendEntry] = ChainMap(dict(LIBRARIES), cast(dict[str, BackendEntry], BACKENDS))
 """Frameworks, and behind them the libraries that run only where they are named; a view, so that both may change."""
 
 ENTRY_POINTS = "attncheck.implementations"
@@ -267,7 +267,7 @@ def as_numpy(value: Any) -> NDArray[Any]:
     return array
 
 
-def published() -> dict[str, EntryPoint]:
+def published_entry_points() -> dict[str, EntryPoint]:
     """Return the implementations that installed packages publish in the entry point group, by name."""
     from importlib.metadata import entry_points
 

@@ -36,7 +36,7 @@ Operation: TypeAlias = Callable[..., Stages]
 """A function of the contract, or what gives some of its stages."""
 
 
-def seen_from_the_first_key(window: Window | None, past: int) -> Window | None:
+def window_from_first_key(window: Window | None, past: int) -> Window | None:
     """Return the window for queries that are counted from 0, although they come after a past."""
     if window is None:
         return None
@@ -250,7 +250,7 @@ def make_attention(
             query = stages["rotated_query"] = rotate(arrays, query, cos, sin, rotary_interleaved)
         if past_key is not None and past_value is not None:
             key, value = (arrays.concat(pair, axis=-2) for pair in ([past_key, key], [past_value, value]))
-            window = window if query_offsets is not None else seen_from_the_first_key(window, past)
+            window = window if query_offsets is not None else window_from_first_key(window, past)
         if rotary_cos is not None:
             stages["rotated_key"] = key  # the past comes rotated
         group = query.shape[1] // key.shape[1]  # query heads that share a key and value head

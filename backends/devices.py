@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 HIDDEN_DEVICE_VARIABLES = {"CUDA_VISIBLE_DEVICES": "-1"}
 """The environment of a mode without a device: JAX and TensorFlow otherwise compute on one wherever they see it."""
-VISIBLE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+VISIBLE_DEVICE_VARIABLES = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """The environment of a mode on a device, which it may share: JAX otherwise takes three quarters of its memory."""
 
 _NAN_BYTE = 0xFF
@@ -160,7 +160,7 @@ class _OnTensorFlowDevice(OnDevice):
             return tf.identity(self.backend.from_numpy(array))
 
 
-HAVE_DEVICES = ("torch", "tensorflow", "jax")
+FRAMEWORKS_WITH_DEVICES = ("torch", "tensorflow", "jax")
 """The frameworks whose arrays may lie on a device."""
 _BACKEND_CLASSES = {
     "torch": _OnTorchDevice,

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from attncheck.backends.contract import Backend
-from attncheck.backends.devices import HIDDEN_DEVICE_VARIABLES, VISIBLE, on_device
+from attncheck.backends.devices import HIDDEN_DEVICE_VARIABLES, VISIBLE_DEVICE_VARIABLES, on_device
 from attncheck.backends.families import ATTENTION_FUNCTIONS, FAMILIES, Family
 
 NATIVE: Mapping[str, str] = {"float64": "native", "float32": "native"}
@@ -31,7 +31,7 @@ ABSORBED = "latent attention with its projections absorbed: no key and no value 
 
 PYTHON_VERSIONS = ("3.11", "3.12", "3.13")
 """Releases of Python on which everything is tested."""
-PADDED_BY = frozenset({"key_lengths", "mask", "scale"})
+PADDING_KEYWORDS = frozenset({"key_lengths", "mask", "scale"})
 """Keywords by which a call can be padded. A mode that ``requires`` anything takes them all."""
 
 
@@ -231,13 +231,17 @@ class BackendEntry:
     def environment_of(self, mode: str) -> Mapping[str, str]:
         """Return the variables that a worker sets for a mode before the framework is imported."""
         chosen = self.mode_named(mode)
-        return {**self.environment, **chosen.environment, **(VISIBLE if chosen.device else HIDDEN_DEVICE_VARIABLES)}
+        return {
+            **self.environment,
+            **chosen.environment,
+            **(VISIBLE_DEVICE_VARIABLES if chosen.device else HIDDEN_DEVICE_VARIABLES),
+        }
 
     def requires_of(self, mode: str, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
         """Return what a mode requires of shapes, and the keywords that its ``function`` can be given for padding."""
         chosen = self.mode_named(mode)
         is_offered = not isinstance(chosen, Library) or function in ATTENTION_FUNCTIONS
-        return (chosen.requires if is_offered else {}), PADDED_BY
+        return (chosen.requires if is_offered else {}), PADDING_KEYWORDS
 
     def has(self, mode: str, function: str) -> bool:
         """Return whether a mode has a function for packed sequences, or is asked for attention with a mask instead."""

@@ -200,7 +200,7 @@ def import_owner(call: str) -> tuple[Any, str]:
     return (owner() if holder.endswith("()") else owner), name
 
 
-def never_given(function: Callable[..., Any], family: Family) -> list[str]:
+def unused_parameters(function: Callable[..., Any], family: Family) -> list[str]:
     """Return a function's optional parameters that no call of the family passes."""
     optional = [
         parameter

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends.codes import make_dequantize, make_numbers_of_codes
-from attncheck.backends.composed import causal_and_window_conditions, seen_from_the_first_key
+from attncheck.backends.composed import causal_and_window_conditions, window_from_first_key
 from attncheck.backends.contract import (
     Attended,
     Differentiated,
@@ -73,14 +73,14 @@ def dot_scores(query: Array, key: Array, *, scale: float | None = None, softcap:
 
 def cosine_scores(query: Array, key: Array, *, scale: float | None = None) -> Stages:
     """Score by the cosine of the angle between query and key."""
-    query, key = _near_one(query), _near_one(key)
+    query, key = _scale_near_one(query), _scale_near_one(key)
     query = query / np.linalg.norm(query, axis=-1, keepdims=True)
     key = key / np.linalg.norm(key, axis=-1, keepdims=True)
     cosine = _dot(query, key)
     return {"scores": cosine if scale is None else cosine * scale}
 
 
-def _near_one(vectors: Array) -> Array:
+def _scale_near_one(vectors: Array) -> Array:
     # Powers of two round nothing, and then no square of a small number underflows and none of a large one overflows.
     _, exponents = np.frexp(np.max(np.abs(vectors), axis=-1, keepdims=True, initial=0))
     return np.asarray(np.ldexp(vectors, -exponents))
@@ -213,7 +213,7 @@ def attention(
         query = stages["rotated_query"] = _rotate(query, cos, sin, rotary_interleaved)
     if past_key is not None and past_value is not None:
         key, value = (np.concatenate(pair, axis=-2) for pair in ((past_key, key), (past_value, value)))
-        window = window if query_offsets is not None else seen_from_the_first_key(window, past)
+        window = window if query_offsets is not None else window_from_first_key(window, past)
     if rotary_cos is not None:
         stages["rotated_key"] = key  # the past comes rotated
     key, value = _repeat_heads(key, value, query.shape[1])
@@ -373,11 +373,11 @@ def packed_attention(
     """Attend within one sequence after the other."""
     edges = options.pop("is_causal", False), options.pop("window", None)
     parts: list[Stages] = []
-    for queries, keys, _ in _sequences(cu_seqlens_q, cu_seqlens_k, key_lengths):
+    for queries, keys, _ in _sequence_slices(cu_seqlens_q, cu_seqlens_k, key_lengths):
         if parts and queries.start == queries.stop:
             continue  # no row of any result
         part = [query[:, :, queries], key[:, :, keys], value[:, :, keys]]
-        mask = _seen_from_the_end(part[0].shape[-2], part[1].shape[-2], *edges)
+        mask = _allowed_from_the_end(part[0].shape[-2], part[1].shape[-2], *edges)
         parts.append(attention(*part, mask=mask, **options))
     return {
         "log_sum_exp": np.concatenate([part["log_sum_exp"] for part in parts], axis=-1),
@@ -400,9 +400,9 @@ def packed_attention_gradients(
     """Differentiate one sequence after the other."""
     edges = options.pop("is_causal", False), options.pop("window", None)
     parts: dict[str, list[Array]] = {}
-    for queries, keys, unused in _sequences(cu_seqlens_q, cu_seqlens_k, key_lengths):
+    for queries, keys, unused in _sequence_slices(cu_seqlens_q, cu_seqlens_k, key_lengths):
         part = [query[:, :, queries], key[:, :, keys], value[:, :, keys], grad_output[:, :, queries]]
-        mask = _seen_from_the_end(part[0].shape[-2], part[1].shape[-2], *edges)
+        mask = _allowed_from_the_end(part[0].shape[-2], part[1].shape[-2], *edges)
         for name, gradient in attention_gradients(*part, mask=mask, **options).items():
             behind = unused if name in ("grad_key", "grad_value") else 0
             rows = gradient if not behind else np.pad(gradient, ((0, 0), (0, 0), (0, behind), (0, 0)))
@@ -427,8 +427,8 @@ def paged_attention(
     parts = []
     for entry_query, pages, used in zip(query, block_table, key_lengths, strict=True):
         pages = pages[: -(-used // key_pages.shape[1])]  # later entries of the table may be no pages
-        key, value = (_read(cache, pages)[:, :, :used] for cache in (key_pages, value_pages))
-        mask = _seen_from_the_end(entry_query.shape[-2], key.shape[-2], *edges)
+        key, value = (_join_pages(cache, pages)[:, :, :used] for cache in (key_pages, value_pages))
+        mask = _allowed_from_the_end(entry_query.shape[-2], key.shape[-2], *edges)
         parts.append(attention(entry_query[np.newaxis], key, value, mask=mask, **keywords))
     return {name: np.concatenate([part[name] for part in parts]) for name in ("log_sum_exp", "output")}
 
@@ -500,7 +500,7 @@ def latent_attention(
     **options: Unpack[Latent],
 ) -> Stages:
     """Make the keys and values of every head, and attend to them."""
-    key, value = (_of_latents(latent, projection) for projection in (key_projection, value_projection))
+    key, value = (_project_latents(latent, projection) for projection in (key_projection, value_projection))
     if query_rotary is not None and key_rotary is not None:
         query, key = _append_rotary(query, query_rotary), _append_rotary(key, key_rotary[:, np.newaxis])
     return attention(query, key, value, **options)
@@ -541,7 +541,9 @@ def multi_head_attention(
     return stages
 
 
-def _sequences(cu_seqlens_q: Array, cu_seqlens_k: Array, key_lengths: Array | None) -> list[tuple[slice, slice, int]]:
+def _sequence_slices(
+    cu_seqlens_q: Array, cu_seqlens_k: Array, key_lengths: Array | None
+) -> list[tuple[slice, slice, int]]:
     """Return, for each sequence, its queries, its used keys, and the number of its unused keys."""
     queries, keys = ([slice(*map(int, ends)) for ends in pairwise(limits)] for limits in (cu_seqlens_q, cu_seqlens_k))
     used = [part.stop - part.start for part in keys] if key_lengths is None else map(int, key_lengths)
@@ -552,14 +554,14 @@ def _sequences(cu_seqlens_q: Array, cu_seqlens_k: Array, key_lengths: Array | No
     ]
 
 
-def _seen_from_the_end(queries: int, keys: int, is_causal: bool, window: Window | None) -> Array | None:
+def _allowed_from_the_end(queries: int, keys: int, is_causal: bool, window: Window | None) -> Array | None:
     """Return the allowed keys of each query, (1, 1, Lq, Lk), for a last query at the position of the last key."""
     behind = np.arange(keys) - (np.arange(queries)[:, np.newaxis] + keys - queries)
     rules = causal_and_window_conditions(behind, is_causal, window)
     return reduce(np.logical_and, rules)[np.newaxis, np.newaxis] if rules else None
 
 
-def _read(pages: Array, table: Array) -> Array:
+def _join_pages(pages: Array, table: Array) -> Array:
     """Put pages one after the other: (Np, Lp, Hkv, D), (W,) -> (1, Hkv, W Lp, D)."""
     rows = pages[table].reshape(-1, *pages.shape[2:])
     return rows.swapaxes(0, 1)[np.newaxis]
@@ -570,7 +572,7 @@ def merge_states(outputs: Array, log_sum_exps: Array, *, lse_base: LseBase = "e"
     stages = softmax(_natural_logarithms(np.moveaxis(log_sum_exps, 0, -1), lse_base))
     stages["log_sum_exp"] = _logarithms_in_base(stages["log_sum_exp"], lse_base)
     parts = np.moveaxis(_without_empty_parts(outputs, log_sum_exps), 0, -2)  # (B, H, Lq, N, Dv)
-    stages["output"] = _mean_of_parts(stages["weights"], parts).astype(outputs.dtype)
+    stages["output"] = _average_parts(stages["weights"], parts).astype(outputs.dtype)
     return stages
 
 
@@ -587,7 +589,7 @@ def _without_empty_parts(outputs: Array, log_sum_exps: Array) -> Array:
     return np.where(np.isneginf(log_sum_exps)[..., np.newaxis], np.zeros((), outputs.dtype), outputs)
 
 
-def _mean_of_parts(weights: Array, parts: Array) -> Array:
+def _average_parts(weights: Array, parts: Array) -> Array:
     """Average the parts of every query: (B, H, Lq, N), (B, H, Lq, N, Dv) -> (B, H, Lq, Dv)."""
     mean: Array = (weights[..., np.newaxis, :] @ parts)[..., 0, :]
     return mean
@@ -597,10 +599,10 @@ def _normalize(inputs: Array, weight: Array | None, norm: Norm, epsilon: float, 
     """Normalise each head's vector, or those of all heads of a position side by side: (B, H, L, D)."""
     rows = _merge_heads(inputs) if is_full else inputs
     squares = _squares(rows)
-    divisor = _rms(squares, epsilon) if norm == "rms" else _length(squares, epsilon)
+    divisor = _root_mean_square(squares, epsilon) if norm == "rms" else _length(squares, epsilon)
     normalized = (rows / divisor).astype(inputs.dtype)
     if weight is not None:
-        normalized = _weighted(normalized, weight)
+        normalized = _multiply_by_weight(normalized, weight)
     return _split_heads(normalized, inputs.shape[1]) if is_full else normalized
 
 
@@ -610,7 +612,7 @@ def _squares(rows: Array) -> Array:
     return wide * wide
 
 
-def _rms(squares: Array, epsilon: float) -> Array:
+def _root_mean_square(squares: Array, epsilon: float) -> Array:
     root: Array = np.sqrt(squares.mean(axis=-1, keepdims=True) + epsilon)
     return root
 
@@ -620,12 +622,12 @@ def _length(squares: Array, epsilon: float) -> Array:
     return length
 
 
-def _weighted(normalized: Array, weight: Array) -> Array:
+def _multiply_by_weight(normalized: Array, weight: Array) -> Array:
     weighted: Array = normalized * weight
     return weighted
 
 
-def _of_latents(latent: Array, projection: Array) -> Array:
+def _project_latents(latent: Array, projection: Array) -> Array:
     """Project latent vectors to those of every head: (B, L, C), (H, C, W) -> (B, H, L, W)."""
     projected: Array = latent[:, np.newaxis] @ projection
     return projected

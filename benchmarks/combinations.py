@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
-from attncheck.execution.operations import call_of
+from attncheck.execution.operations import function_and_keywords
 from attncheck.reading.lowering import query_positions
 from attncheck.reading.problem import Problem
 from attncheck.spec import result_stages
@@ -138,7 +138,7 @@ class Call:
         options = {name: value for name, value in given.items() if name in names}
         inputs = {name: value for name, value in given.items() if name not in names}
         called = replace(own, options=options, inputs=inputs).as_call()
-        function, keywords = call_of(called.operation, called.options)
+        function, keywords = function_and_keywords(called.operation, called.options)
         wide = {name: widened(array) for name, array in called.inputs.items()}
         with np.errstate(all="ignore"):
             stages: Stages = getattr(numpy_backend, function)(**wide, **keywords)

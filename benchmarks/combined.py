@@ -32,10 +32,10 @@ from attncheck.execution.worker import Computed
 from attncheck.judging.judge_stages import judge_stages
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs, problem_of
+from attncheck.reading.inputs import RoundedInputs, convert_inputs, make_exact_inputs, problem_from_case
 from attncheck.reading.problem import Problem
 from attncheck.reading.selection import select_cases
-from attncheck.reading.shapes import score_elements
+from attncheck.reading.shapes import count_scores
 from attncheck.spec import QUERY_KEY_VALUE, result_stages
 
 FAULTS: Mapping[str, Fault] = {**FAULTS_OF_ATTENTION, **FAULTS_OF_OPERATIONS}
@@ -82,16 +82,16 @@ class Fresh:
         self._memory = kept
 
 
-def units(patterns: Sequence[str]) -> Iterator[tuple[Case, str, Inputs, Call]]:
+def units(patterns: Sequence[str]) -> Iterator[tuple[Case, str, RoundedInputs, Call]]:
     """Yield each case in its dtypes, as a kernel is called with it."""
     for case in select_cases(patterns).cases:
         exact = make_exact_inputs(case)
         for dtype in case.dtypes:
             inputs = convert_inputs(case, exact, dtype)
-            problem = problem_of(case, replace(inputs, arrays=apply_layout(inputs.arrays, case.memory_layout)))
+            problem = problem_from_case(case, replace(inputs, arrays=apply_layout(inputs.arrays, case.memory_layout)))
             unknown = _OF_BLOCKS | ({"key_scale", "value_scale"} if case.operation == "paged_attention" else set())
             is_known = unknown.isdisjoint({*case.options, *case.inputs})
-            if is_known and score_elements(case.operation, case.options, inputs.arrays) <= _MAX_SCORES:
+            if is_known and count_scores(case.operation, case.options, inputs.arrays) <= _MAX_SCORES:
                 yield case, dtype, inputs, Call(problem, dtype)
 
 
@@ -109,7 +109,7 @@ def count(patterns: Sequence[str]) -> tuple[Counts, Counts]:
             if is_twice or fault.operation != case.operation or not fault.where.holds(call):
                 continue
             if name in fresh:
-                problem = problem_of(case, inputs).as_call()
+                problem = problem_from_case(case, inputs).as_call()
                 judge.note(faults, name, fresh[name].computed(problem, dtype), call, FUSED)
             else:
                 judge.note(faults, name, Computed(fault.wrong(call)), call, FUSED)
@@ -126,7 +126,7 @@ class Judge:
 
     case: Case
     dtype: str
-    inputs: Inputs
+    inputs: RoundedInputs
     results: tuple[str, ...]
 
     @cached_property

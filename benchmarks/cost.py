@@ -24,10 +24,10 @@ from measuring import on_one_thread, table
 from numpy.typing import NDArray
 
 from attncheck.attention.bounds import accumulated_bounds, introduced_bounds
-from attncheck.attention.oracle import exact_from, exact_stages
+from attncheck.attention.oracle import exact_from_returned, exact_stages
 from attncheck.attention.problem import Computation, OutsideDomain
 from attncheck.backends import EAGER, numpy_backend
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs, problem_of
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs, problem_from_case
 from attncheck.reading.problem import Problem
 from attncheck.reading.selection import select_cases
 from attncheck.spec.classes import rounding_model_named
@@ -145,7 +145,7 @@ def _oracle_calls(inputs: Arrays) -> dict[str, Call]:
         "plain": lambda: plain_attention(**inputs),
         "output": lambda: exact_stages(Problem("attention", {}, inputs), ("output",)),
         "every": lambda: exact_stages(Problem("attention", {}, inputs)),
-        "steps": lambda: [exact_from(problem, returned, [stage]) for stage in returned],
+        "steps": lambda: [exact_from_returned(problem, returned, [stage]) for stage in returned],
     }
 
 
@@ -155,7 +155,7 @@ def corpus_cost(repetitions: int, patterns: Sequence[str]) -> list[str]:
     for case in select_cases(patterns).cases:
         exact_inputs = make_exact_inputs(case)
         for dtype in case.dtypes:
-            plain = problem_of(case, convert_inputs(case, exact_inputs, dtype)).without_layout().canonical()
+            plain = problem_from_case(case, convert_inputs(case, exact_inputs, dtype)).without_layout().canonical()
             try:
                 times = _case_times(plain, dtype, repetitions)
             except OutsideDomain:

@@ -25,7 +25,7 @@ from statistics import median
 import psutil
 from measuring import shown, table, timed
 
-from attncheck.common.store import VARIABLE
+from attncheck.common.store import CACHE_VARIABLE
 
 MAX_SECONDS, MAX_GIB = 300.0, 6.0
 BETWEEN_LOOKS = 0.5
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("arguments", nargs="*", help="of `attncheck check` (default: none)")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, **({VARIABLE: str(Path(folder) / "kept")} if asked.cold else {})}
+        environment = {**os.environ, **({CACHE_VARIABLE: str(Path(folder) / "kept")} if asked.cold else {})}
         results = Path(folder) / "results"
         first = run_all(results, environment, asked.arguments)
         print(f"first: {first.wall:.0f} s, {first.memory:.1f} GiB, {first.ended}", flush=True)

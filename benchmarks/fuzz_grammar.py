@@ -18,7 +18,7 @@ from attncheck.spec import (
     SCORE_SPECS,
     OptionSpec,
     computed_stages,
-    inputs_of,
+    input_specs,
 )
 
 Random = random.Random
@@ -113,7 +113,7 @@ def _repeat(file: dict[str, Any], draw: Random) -> None:
 
 def _case(draw: Random, operation: str, sizes: dict[str, int], number: int, generator: str) -> dict[str, Any]:
     score = draw.choice(tuple(SCORE_SPECS)) if operation == "scoring" else None
-    specs = inputs_of(operation, score)
+    specs = input_specs(operation, score)
     inputs: dict[str, Any] = {}
     for name, spec in specs.items():
         if spec.required or draw.random() < 0.15 or (spec.needs in inputs and draw.random() < 0.9):

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attncheck.common.store import VARIABLE
+from attncheck.common.store import CACHE_VARIABLE
 
 SECONDS = 5.0
 """Processor time that an input may take: on a busy machine, its time by the clock says nothing about the reader."""
@@ -171,7 +171,7 @@ def _work(target: str, seed: int, gib: float, numbers: list[int], now: Any, pipe
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     warnings.simplefilter("error")  # what would be printed on somebody's terminal is a finding too
     folder = Path(tempfile.mkdtemp(prefix="attncheck-fuzz-"))
-    os.environ[VARIABLE] = str(folder / "cache")
+    os.environ[CACHE_VARIABLE] = str(folder / "cache")
     (folder / "warm").mkdir()
     of_target.warm(folder / "warm")
     guard = _Guard(folder)

@@ -19,7 +19,7 @@ from typing import Any
 import fuzz_mutations
 import numpy as np
 
-from attncheck.results.format import EXACT, INPUTS, Row, StoredArray, bound_name
+from attncheck.results.format import EXACT, INPUTS, Row, StoredArray, bound_array_name
 from attncheck.results.writer import ResultsWriter, write_property_rows
 
 Random = random.Random
@@ -116,7 +116,7 @@ def _rows() -> list[Row]:
 
 def _arrays() -> list[StoredArray]:
     weights, bound = np.array([[[[0.2, 0.3, 0.5]]]]), np.full((1, 1, 1, 3), 0.01)
-    kept = {"numpy.eager": weights, "torch.eager": weights + 0.1, EXACT: weights, bound_name("native"): bound}
+    kept = {"numpy.eager": weights, "torch.eager": weights + 0.1, EXACT: weights, bound_array_name("native"): bound}
     arrays = [
         StoredArray(case, "float64", name, "weights", array)
         for case in ("file/one", "file/two")

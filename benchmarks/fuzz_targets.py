@@ -24,19 +24,19 @@ from attncheck.common.errors import AttncheckError, CaseError, Diagnostic, Usage
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading.case import Case, case_record
 from attncheck.reading.expected_failures import load_expected_failures
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs, problem_of
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs, problem_from_case
 from attncheck.reading.loader import load_case_file, load_tags
 from attncheck.reading.model import TagEntry
 from attncheck.reading.selection import select_cases
 from attncheck.reports.ci import annotation_lines, render_ci_summary
 from attncheck.reports.frames import make_frames
-from attncheck.reports.json_documents import document_text
+from attncheck.reports.json_documents import document_to_json
 from attncheck.reports.merge import merge_runs
 from attncheck.reports.outcome import outcome_document
-from attncheck.reports.summary import exit_code_of
+from attncheck.reports.summary import comparison_exit_code
 from attncheck.reports.write import write_report
 from attncheck.results.reader import find_runs, read_runs
-from attncheck.settings.config import expected_failures_of, read_config
+from attncheck.settings.config import load_expected_failures_of, read_config
 
 ACCEPTED, REFUSED = "accepted", "refused"
 _MOST_OF_BATCH = 8
@@ -109,7 +109,7 @@ def _use(case: Case, tags: dict[str, TagEntry]) -> None:
     shapes = {name: exact.array.shape for name, exact in made.items()}
     assert shapes == dict(case.input_shapes), f"made {shapes}, declared {case.input_shapes}"
     for dtype in case.dtypes:
-        problem = problem_of(case, convert_inputs(case, made, dtype))
+        problem = problem_from_case(case, convert_inputs(case, made, dtype))
         problem.as_call()
         plain = problem.without_layout().canonical()
         if "mask" in plain.inputs and (scores := case.stage_shapes.get("masked")):
@@ -177,7 +177,7 @@ def _take_config(folder: Path) -> str:
         if config.cases:
             select_cases(config.cases, base=folder)
         load_expected_failures(config.expected_failure_lists)
-        expected_failures_of(["numpy"])
+        load_expected_failures_of(["numpy"])
     except AttncheckError as error:
         if "\n" in str(error) and not isinstance(error, CaseError):
             raise WrongMessageError(str(error)) from None
@@ -212,7 +212,7 @@ def _take_results(folder: Path) -> str:
         if (folder / _WRITE).exists():
             render_ci_summary(frames, output)
             list(annotation_lines(frames, output))
-            json.loads(document_text(outcome_document(frames, exit_code_of(frames), report=output)))
+            json.loads(document_to_json(outcome_document(frames, comparison_exit_code(frames), report=output)))
             write_report(frames, output)
     except AttncheckError as error:
         if "\n" in str(error):

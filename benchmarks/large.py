@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 
 from attncheck.backends import BACKENDS
 from attncheck.execution.worker import Computed
-from attncheck.judging.judge import judge
+from attncheck.judging.judge import judge_case
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs, inputs_in
+from attncheck.reading.inputs import RoundedInputs, make_inputs
 from attncheck.reading.selection import select_cases
 
 _CASE = Path(__file__).parent / "large_cases" / "causal.yaml"
@@ -51,13 +51,13 @@ class Round:
     judging: float
 
 
-def the_case() -> tuple[Case, Inputs]:
+def the_case() -> tuple[Case, RoundedInputs]:
     """Return the case and its inputs."""
     (case,) = select_cases([str(_CASE)]).cases
-    return case, inputs_in(case, _DTYPE)
+    return case, make_inputs(case, _DTYPE)
 
 
-def kernel_of(inputs: Inputs) -> Callable[[], NDArray[Any]]:
+def kernel_of(inputs: RoundedInputs) -> Callable[[], NDArray[Any]]:
     """Return the kernel's call, as the implementation torch.sdpa makes it, on one thread."""
     backend = BACKENDS["torch"].load("sdpa")
     backend.prepare(_DTYPE, 1)
@@ -72,13 +72,13 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - start, found
 
 
-def one_round(case: Case, inputs: Inputs, kernel: Callable[[], NDArray[Any]]) -> Round:
+def one_round(case: Case, inputs: RoundedInputs, kernel: Callable[[], NDArray[Any]]) -> Round:
     """Time the kernel, what is true, how far off it may be, and all of judging."""
     kernel_seconds, output = timed(kernel)
     oracle, truth = timed(lambda: truth_of_case(case, inputs, _RETURNED))
     bounds, _ = timed(lambda: truth.bounds.of(_CLASS))
     outcomes, classes = {"torch.sdpa": Computed({"output": output})}, {"torch.sdpa": _CLASS}
-    judging, judged = timed(lambda: judge(case, _DTYPE, inputs, outcomes, classes))
+    judging, judged = timed(lambda: judge_case(case, _DTYPE, inputs, outcomes, classes))
     if judged.disagrees:
         sys.exit(f"the kernel is judged to be wrong: {judged.rows}")
     return Round(kernel_seconds, oracle, bounds, judging)
@@ -109,7 +109,7 @@ def times_table(rounds: Sequence[Round]) -> list[str]:
     return table((f"{len(rounds)} rounds", "CPU s", "times the kernel", "at most"), rows)
 
 
-def limits_table(case: Case, inputs: Inputs) -> list[str]:
+def limits_table(case: Case, inputs: RoundedInputs) -> list[str]:
     """Say what takes the time of oracle and bounds."""
     profile = cProfile.Profile()
     profile.runcall(lambda: truth_of_case(case, inputs, _RETURNED).bounds.of(_CLASS))
@@ -142,7 +142,9 @@ def memory_above(what: str) -> dict[str, int]:
 
     def work() -> object:
         if what == "judging in all":
-            return judge(case, _DTYPE, inputs, {"torch.sdpa": Computed({"output": output})}, {"torch.sdpa": _CLASS})
+            return judge_case(
+                case, _DTYPE, inputs, {"torch.sdpa": Computed({"output": output})}, {"torch.sdpa": _CLASS}
+            )
         truth: Truth = truth_of_case(case, inputs, _RETURNED)
         return truth.bounds.of(_CLASS)
 

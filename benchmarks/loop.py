@@ -22,7 +22,7 @@ from statistics import median
 
 from measuring import Timed, shown, timed
 
-from attncheck.common.store import VARIABLE
+from attncheck.common.store import CACHE_VARIABLE
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ONE_CASE = "attention/a-causal-row-sees-its-own-key-and-earlier-ones"
@@ -117,7 +117,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        environment = {VARIABLE: str(folder / "cache"), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        environment = {CACHE_VARIABLE: str(folder / "cache"), "TF_CPP_MIN_LOG_LEVEL": "3"}
         # Modules are compiled once, as pip leaves them behind, also where this checkout is installed as editable.
         environment["PYTHONDONTWRITEBYTECODE"] = ""
         asked = commands(folder, mutants=options.mutants)

@@ -29,21 +29,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.common.store import Store
-from attncheck.common.wording import AND, count_noun
+from attncheck.common.wording import CONVENTIONS_SEPARATOR, count_noun
 from attncheck.diagnosis.case_evidence import Evidence
-from attncheck.diagnosis.decision import DIAGNOSABLE, OR, decide, evidence_of
+from attncheck.diagnosis.decision import DIAGNOSABLE, NAME_SEPARATOR, decide, evidence_of
 from attncheck.diagnosis.examine import judge_and_diagnose
-from attncheck.diagnosis.run import diagnose
+from attncheck.diagnosis.run import diagnose_rows
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Parameters, missing_conventions
 from attncheck.execution.worker import Computed
 from attncheck.judging.truth import truth_of_case
 from attncheck.judging.units import Evaluation, Judge
-from attncheck.mutation.judgement import names_of
+from attncheck.mutation.judgement import diagnosis_names
 from attncheck.planning.plan import Plan
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs, problem_of
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs, problem_from_case
 from attncheck.reading.selection import select_cases
-from attncheck.reading.shapes import score_elements
+from attncheck.reading.shapes import count_scores
 from attncheck.results.format import Row
 
 Array = NDArray[Any]
@@ -332,9 +332,9 @@ def evidence(patterns: Sequence[str]) -> dict[tuple[str, ...], dict[Any, Evidenc
         exact = make_exact_inputs(case)
         for dtype in (dtype for dtype in case.dtypes if dtype in ("float64", "float32")):
             inputs = convert_inputs(case, exact, dtype)
-            if not 0 < score_elements(case.operation, case.options, inputs.arrays) <= MAX_SCORES:
+            if not 0 < count_scores(case.operation, case.options, inputs.arrays) <= MAX_SCORES:
                 continue
-            call = problem_of(case, inputs).as_call()
+            call = problem_from_case(case, inputs).as_call()
             given = {**call.inputs, **call.options}
             if "empty_rows" in given or TAKEN.lacking(given):
                 continue
@@ -380,10 +380,10 @@ def _named_by_a_run(faults: Sequence[str], plan: Plan, judge: Judge) -> Counter[
     returned: dict[Evaluation, Computed] = {}
     for unit in plan:
         case, inputs = plan.case(unit), plan.inputs(unit)
-        call = problem_of(case, inputs).as_call()
+        call = problem_from_case(case, inputs).as_call()
         unasked = missing_conventions(TAKEN, call.options)
         given = {name: value for name, value in {**call.inputs, **call.options}.items() if name not in unasked}
-        small = 0 < score_elements(case.operation, case.options, inputs.arrays) <= MAX_SCORES
+        small = 0 < count_scores(case.operation, case.options, inputs.arrays) <= MAX_SCORES
         if not small or unasked or TAKEN.lacking(given):
             continue
         with np.errstate(all="ignore"):
@@ -391,7 +391,7 @@ def _named_by_a_run(faults: Sequence[str], plan: Plan, judge: Judge) -> Counter[
         result = judge.judge(case, unit.dtype, inputs, {item.name: computed})
         rows += [row for row in result.rows if row.verdict.exit_code]
         returned[item.name, case.id, unit.dtype] = computed
-    found = diagnose(rows, plan, judge, returned.get)
+    found = diagnose_rows(rows, plan, judge, returned.get)
     return Counter((row.diagnosis or "") for row in found if row.comparison == "stage" and not row.xfail)
 
 
@@ -410,7 +410,9 @@ def together() -> int:
     kernels = (*pairs, *threes, *mixed)
     counts, wrong = Counter[str](), 0
     for kernel, found in zip(kernels, named_together(kernels), strict=True):
-        parts = {part.partition(OR)[0] for name in found for part in name.split(AND)} - {""}
+        parts = {part.partition(NAME_SEPARATOR)[0] for name in found for part in name.split(CONVENTIONS_SEPARATOR)} - {
+            ""
+        }
         names = {_AS_ONE.get(part, part) for part in parts}
         known = {CONVENTIONS[part] for part in kernel if part in CONVENTIONS}
         if known >= _OF_WINDOW:
@@ -446,7 +448,7 @@ def main(patterns: Sequence[str]) -> int:
         return together()
     counts: dict[int, Counter[str]] = defaultdict(Counter)
     for faults, cases in evidence(patterns or PATTERNS).items():
-        names = names_of(decide(cases).values())
+        names = diagnosis_names(decide(cases).values())
         outcome = outcome_of(faults, cases, names)
         counts[len(faults)][outcome] += 1
         print(f"{outcome:10} {' and '.join(faults):48} {len(cases):4} failing cases: {', '.join(names) or '-'}")

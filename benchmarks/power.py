@@ -34,14 +34,14 @@ from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.mutation import entry_of
 from attncheck.mutation.catalogue import BY_HAND
-from attncheck.mutation.judgement import first_wrong
+from attncheck.mutation.judgement import first_wrong_stage
 from attncheck.mutation.mutant import Mutant
 from attncheck.mutation.unit import Unit, UnitScorer
 from attncheck.reading.problem import Problem
-from attncheck.reading.shapes import show
-from attncheck.searching.concrete import read_concrete, required_features
+from attncheck.reading.shapes import format_shape
+from attncheck.searching.concrete import case_of_problem, required_features
 from attncheck.searching.findings import ProblemSubject, Symptom
-from attncheck.searching.problems import Draw, ProblemSource
+from attncheck.searching.problems import DrawSettings, ProblemSource
 from attncheck.searching.reduction import reduce_problem
 from attncheck.searching.search import simplest_in_new_process
 from attncheck.spec import DTYPES
@@ -94,20 +94,20 @@ def _parser() -> argparse.ArgumentParser:
 
 def search_for_all(seed: int, seconds: float, problems: int, mutants: Sequence[Mutant] = BY_HAND) -> Iterator[Found]:
     """Yield every fault when it is found, until all are, or there is no time left."""
-    source, begun = ProblemSource(Draw(seed), DTYPES), time.monotonic()
+    source, begun = ProblemSource(DrawSettings(seed), DTYPES), time.monotonic()
     left, asked, number = list(mutants), 0, 0
     with tempfile.TemporaryDirectory() as folder:
         while left and asked < problems and time.monotonic() - begun < seconds:
             problem = source.problem(number)
             number += 1
             try:
-                case = read_concrete(problem, Path(folder), f"search/problem-{number}")
+                case = case_of_problem(problem, Path(folder), f"search/problem-{number}")
             except CaseError:  # what was drawn does not fit together
                 continue
             asked += 1
             scorer = UnitScorer(Unit(case, problem.dtype))
             for mutant in [each for each in left if problem.dtype in each.dtypes]:
-                if first_wrong(scorer.findings(mutant) or ()) is not None:
+                if first_wrong_stage(scorer.findings(mutant) or ()) is not None:
                     left.remove(mutant)
                     yield Found(mutant, seed, asked, time.monotonic() - begun, problem)
             for path in Path(folder).glob("*.npy"):
@@ -208,7 +208,7 @@ def _reduced_lines(found: Sequence[Found], count: int) -> Iterator[str]:
             simplest, _ = simplest_in_new_process(reduced, subject, symptom)
         finally:
             subject.close()
-        sizes = ", ".join(f"{name} {show(array.shape)}" for name, array in simplest.inputs.items())
+        sizes = ", ".join(f"{name} {format_shape(array.shape)}" for name, array in simplest.inputs.items())
         small += all(array.size <= MAX_ELEMENTS for array in simplest.inputs.values())
         asked = ", ".join(sorted(simplest.options)) or "-"
         tries = f"{reduced.tries} in {time.monotonic() - begun:.1f} s"

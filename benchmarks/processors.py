@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from attncheck.common.processors import is_this_processor, isas_of_this_processor
+from attncheck.common.processors import covers_this_processor, isas_of_this_processor
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "processors"
 BACKENDS = "numpy,torch,tensorflow,jax"
@@ -30,9 +30,9 @@ def main(wanted: Sequence[str]) -> int:
         if isa not in here:
             print(f"{isa}: left out, this processor has {', '.join(here) or 'none'}")
     asked = [isa for isa in here if not wanted or isa in wanted]
-    for isa in filter(is_this_processor, asked):
+    for isa in filter(covers_this_processor, asked):
         print(f"{isa}: left out, this processor is one as it is, and `make test` has the results")
-    codes = [check(isa) for isa in asked if not is_this_processor(isa)]
+    codes = [check(isa) for isa in asked if not covers_this_processor(isa)]
     if not codes:
         print("no instruction set was emulated")
     return max(codes, default=0 if wanted else 1)

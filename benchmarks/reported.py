@@ -21,9 +21,9 @@ import reported_kernels
 from measuring import on_one_thread
 
 import attncheck
-from attncheck.common.wording import AND, count_noun
-from attncheck.reports.defects import declaration_lines, defects_of, diagnosis_sentence
-from attncheck.reports.failure_patterns import in_common_lines
+from attncheck.common.wording import CONVENTIONS_SEPARATOR, count_noun
+from attncheck.reports.defects import declaration_lines, defects_of_column, diagnosis_sentence
+from attncheck.reports.failure_patterns import pattern_lines
 
 RIGHT_NAMES: Mapping[str, frozenset[str]] = {
     name: frozenset(names.split())
@@ -74,11 +74,16 @@ def outcome_of(name: str, patterns: Sequence[str]) -> tuple[str, int, list[str]]
         result = attncheck.check(target, cases=patterns, output=Path(folder) / "results")
         frames = result.frames
         (column,) = frames.columns
-        found = [each for each in defects_of(frames, column) if each.is_shown_by_calls]
-        declared, located = declaration_lines(frames), in_common_lines(frames)
+        found = [each for each in defects_of_column(frames, column) if each.is_shown_by_calls]
+        declared, located = declaration_lines(frames), pattern_lines(frames)
         said = [text for text in (diagnosis_sentence(found), *declared, *located) if text]
     red = {case for each in found for case in each.cases}
-    names = {part for each in found if each.diagnosis for part in each.diagnosis.replace(" or ", AND).split(AND)}
+    names = {
+        part
+        for each in found
+        if each.diagnosis
+        for part in each.diagnosis.replace(" or ", CONVENTIONS_SEPARATOR).split(CONVENTIONS_SEPARATOR)
+    }
     if not red:
         return ("right" if name == "Right" else "green"), 0, said
     right = RIGHT_NAMES.get(name, frozenset())

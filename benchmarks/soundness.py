@@ -37,7 +37,7 @@ from attncheck.execution.call import Limits
 from attncheck.execution.environment import describe_environment
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation
-from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures, load_expected_failures
+from attncheck.reading.expected_failures import ExpectedFailure, load_bundled_expected_failures, load_expected_failures
 from attncheck.spec import DTYPES, OPERATIONS
 from attncheck.spec.verdicts import Verdict
 
@@ -122,7 +122,9 @@ def _campaign(
 
 def _expected_failures(implementations: Sequence[Implementation]) -> tuple[ExpectedFailure, ...]:
     """Return what is known of these implementations on every case, and what shows in random problems alone."""
-    return bundled_expected_failures([each.entry.name for each in implementations]) + load_expected_failures([_KNOWN])
+    return load_bundled_expected_failures([each.entry.name for each in implementations]) + load_expected_failures(
+        [_KNOWN]
+    )
 
 
 def _facts(options: argparse.Namespace, draw: PooledDraw, implementations: Sequence[Implementation]) -> dict[str, str]:

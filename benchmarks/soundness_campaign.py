@@ -18,7 +18,7 @@ from soundness_rows import Judge, Row, Unit
 from attncheck.common.processors import available_processors
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.runner import Group, GroupRunner, evaluate_in_turn, group_by_process
+from attncheck.execution.runner import GroupRunner, WorkerGroup, evaluate_in_turn, group_by_process
 from attncheck.execution.worker import Outcome
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.problem import Problem
@@ -98,7 +98,7 @@ def _outcomes(
     units: Sequence[Unit], runners: Sequence[GroupRunner[Unit]], problem: Callable[[int], DrawnProblem]
 ) -> Iterator[tuple[Unit, dict[str, Outcome]]]:
     """Give every unit when its last implementation has answered; workers of all groups run side by side."""
-    answers: SimpleQueue[tuple[Unit, Group, Outcome] | BaseException] = SimpleQueue()
+    answers: SimpleQueue[tuple[Unit, WorkerGroup, Outcome] | BaseException] = SimpleQueue()
     rooms = [Semaphore(_AHEAD) for _ in runners]
 
     def drive(runner: GroupRunner[Unit], room: Semaphore) -> None:

@@ -17,7 +17,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attncheck.showing.heatmaps import INK, Picture, drawing, picture_of
+from attncheck.showing.heatmaps import INK_COLOUR, Picture, drawing_style, to_picture
 from attncheck.spec import DTYPES
 from attncheck.spec.verdicts import Verdict
 
@@ -69,7 +69,7 @@ def plot(name: str, rows: pd.DataFrame) -> Picture:
     """Draw the errors of one implementation over everything that is measured."""
     of_each = {over: curves(rows, over) for over in OVER}
     words = " ".join(_sentences(name, of_each))
-    with drawing():
+    with drawing_style():
         figure = Figure(figsize=(10.5, 3.4))
         for axes, (over, found) in zip(figure.subplots(1, len(OVER), sharey=True), of_each.items(), strict=True):
             _draw(axes, found, OVER[over])
@@ -78,14 +78,14 @@ def plot(name: str, rows: pd.DataFrame) -> Picture:
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="upper right", ncols=len(labels) or 1, frameon=False)
         figure.tight_layout(rect=(0, 0, 1, 0.93))
-        return picture_of(figure, words)
+        return to_picture(figure, words)
 
 
 def _draw(axes: Axes, found: list[Curve], title: str) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel(title)
-    axes.axhline(1, color=INK, linewidth=1, label="bound")
+    axes.axhline(1, color=INK_COLOUR, linewidth=1, label="bound")
     for curve in found:
         colour, marker = _LOOKS[curve.dtype]
         middle, largest = (np.maximum(values, _LEAST) for values in (curve.middle, curve.largest))

@@ -15,7 +15,7 @@ from attncheck.backends import EAGER
 from attncheck.mutation.catalogue import CONTROLS
 from attncheck.mutation.kernel import Array
 from attncheck.mutation.mutant import Control
-from attncheck.mutation.narrow import variant_by
+from attncheck.mutation.narrow import variant_with_product
 
 _HONEST = {subject.name: subject for subject in CONTROLS}
 
@@ -51,7 +51,7 @@ def _by_xla(left: Array, right: Array) -> Array:
 def __getattr__(name: str) -> Kernel:
     if name == "xla_bfloat16_products":
         classes = {"float32": "bf16_products"}
-        return kernel_of(Control(name, "a real product", variant_by(_by_xla), ("float32",), classes))
+        return kernel_of(Control(name, "a real product", variant_with_product(_by_xla), ("float32",), classes))
     if name not in _HONEST:
         raise AttributeError(f"no kernel {name}; expected one of {', '.join(_HONEST)}")
     return kernel_of(_HONEST[name])

@@ -14,12 +14,20 @@ import numpy as np
 
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
-from attncheck.reading.shapes import optional_gradients, show, stage_shapes
+from attncheck.reading.shapes import format_shape, input_of_optional_gradients, stage_shapes
 from attncheck.searching.concrete import required_features
 from attncheck.searching.drawing import DrawnInputs
-from attncheck.searching.problems import Draw, draw_kind, fits, is_wide, largest_step, outline, stored
+from attncheck.searching.problems import (
+    DrawSettings,
+    draw_kind,
+    draw_outline,
+    fits_in_dtype,
+    is_wide_dtype,
+    largest_intermediate,
+    round_to_stored,
+)
 from attncheck.searching.shapes import HEADS, KERNEL_HEADS, WIDTHS, Dimensions, Random, max_entries
-from attncheck.spec import PER_HEAD, Operation, Shape
+from attncheck.spec import OPERATIONS_PER_HEAD, Operation, Shape
 
 SHAPES = 64
 FEW_SHAPES = 40
@@ -42,7 +50,7 @@ _LARGE = (
 
 
 @dataclass(frozen=True)
-class PooledDraw(Draw):
+class PooledDraw(DrawSettings):
     """The source of the problems of a campaign: so many shapes, too."""
 
     shapes: int = SHAPES
@@ -64,21 +72,21 @@ class DrawnProblem(Problem):
     @property
     def stage_shapes(self) -> dict[str, Shape]:
         """The shape of every stage that may be returned."""
-        of_inputs = optional_gradients(self.operation).items()
+        of_inputs = input_of_optional_gradients(self.operation).items()
         own = {stage: self.inputs[name].shape for stage, name in of_inputs if name in self.inputs}
         return stage_shapes(self.operation, self.lengths) | own
 
     def fits(self, dtype: str) -> bool:
         """Return whether the problem stays within the range of a dtype."""
-        return is_wide(dtype) or fits(self._largest, dtype)
+        return is_wide_dtype(dtype) or fits_in_dtype(self._largest, dtype)
 
     @cached_property
     def _largest(self) -> float:
-        return largest_step(self)
+        return largest_intermediate(self)
 
     def stored(self, dtype: str) -> Mapping[str, Array]:
         """Round the inputs once to a dtype."""
-        return stored(self.inputs, self.specs, self.options, dtype)
+        return round_to_stored(self.inputs, self.specs, self.options, dtype)
 
 
 def draw_problem(draw: PooledDraw, number: int) -> DrawnProblem:
@@ -87,7 +95,7 @@ def draw_problem(draw: PooledDraw, number: int) -> DrawnProblem:
     shape = partial(draw_dimensions, seed=draw.seed, shapes=draw.shapes)
     found = None
     while found is None:
-        found = outline(draw_kind(draw.kinds, random), "", random, shape=shape)
+        found = draw_outline(draw_kind(draw.kinds, random), "", random, shape=shape)
     drawing = DrawnInputs(found, random)
     words = [
         word for word in required_features(found) if word not in {form.partition(" ")[0] for form in drawing.forms}
@@ -95,7 +103,7 @@ def draw_problem(draw: PooledDraw, number: int) -> DrawnProblem:
     names = " + ".join(sorted([*words, *drawing.forms])) or "nothing"
     lengths = found.lengths
     scores = tuple(lengths.get(letter, lengths.get("N", 1)) for letter in ("B", "H", "Lq", "T"))
-    place = f"{show(scores)}/{draw.seed}-{number}"
+    place = f"{format_shape(scores)}/{draw.seed}-{number}"
     identity = f"soundness/{found.operation}/{found.regime}/{names}/{place}".replace(" ", "-")
     return DrawnProblem(
         *(found.operation, found.options, drawing.inputs, found.dtype),
@@ -109,11 +117,11 @@ def draw_problem(draw: PooledDraw, number: int) -> DrawnProblem:
 
 def draw_dimensions(own: Operation, axes: frozenset[str], random: Random, seed: int, shapes: int) -> Dimensions:
     """Draw the shape of a problem of an operation, whose inputs have these axes, from the first shapes of a seed."""
-    if own.name in PER_HEAD and not own.has_gradients and random.rand() < _LARGE_SHARE:
+    if own.name in OPERATIONS_PER_HEAD and not own.has_gradients and random.rand() < _LARGE_SHARE:
         return _LARGE[random.randint(len(_LARGE))]
     if own.has_projections and random.rand() < _DECODING_SHARE:
         return _DECODING
-    if own.name in PER_HEAD and random.rand() < _KERNEL_SHARE:
+    if own.name in OPERATIONS_PER_HEAD and random.rand() < _KERNEL_SHARE:
         kernel_pool = _kernel_pool(seed, max(1, round(shapes * _KERNEL_SHAPES_PER_SHAPE)))
         return kernel_pool[random.randint(len(kernel_pool))]
     pool = _pool(seed, shapes)

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 from soundness_problems import DrawnProblem
 
-from attncheck.common.wording import index_text
+from attncheck.common.wording import format_index
 from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Failure, Outcome
-from attncheck.judging.compare import Measured
+from attncheck.judging.compare import MeasuredErrors
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import Truth, find_truth
-from attncheck.judging.units import own_empty_rows
-from attncheck.judging.xfail import reason_for
+from attncheck.judging.units import known_empty_rows
+from attncheck.judging.xfail import find_excuse
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.problem import Problem
-from attncheck.searching.concrete import kind_of
+from attncheck.searching.concrete import operation_and_score
 from attncheck.spec.verdicts import Verdict
 
 
@@ -103,7 +103,7 @@ class Judge:
             return row
         place = (row.implementation, problem, row.dtype, row.stage, row.verdict)
         ratio = max(row.ratio, row.step_ratio) if row.tier or row.step_tier else math.inf
-        found = reason_for(self.expected_failures, *place, ratio=ratio, empty_rows=row.empty_rows)
+        found = find_excuse(self.expected_failures, *place, ratio=ratio, empty_rows=row.empty_rows)
         return row if found is None else replace(row, xfail=True, reason=found.entry.reason)
 
 
@@ -122,7 +122,7 @@ def _rows(
         "dtype": unit.dtype,
         "implementation": implementation.name,
         "rounding_model": rounding_model,
-        "operation": kind_of(drawn),
+        "operation": operation_and_score(drawn),
         "regime": drawn.regime,
         "asked": drawn.asked,
         "supports_statistics": drawn.supports_statistics,
@@ -132,7 +132,7 @@ def _rows(
     }
     if isinstance(outcome, Failure):
         return [Row(**common, stage="", verdict=outcome.verdict, message=outcome.message)]
-    own = own_empty_rows(implementation, expected_failures, drawn.id, unit.dtype)
+    own = known_empty_rows(implementation, expected_failures, drawn.id, unit.dtype)
     own = replace(own, is_asked=not outcome.not_asked)
     judged = judge_and_diagnose(truth, outcome.stages, drawn.stage_shapes, rounding_model, own)
     rows = [Row(**common, **_stage_fields(judgement)) for judgement in judged.judgements]
@@ -160,7 +160,7 @@ def _stage_fields(judgement: StageJudgement) -> dict[str, Any]:
         "empty_rows": judgement.empty_rows,
         **_measured_fields("", judgement.accumulated),
         **_measured_fields("step_", judgement.introduced),
-        "index": "" if judgement.index is None else index_text(judgement.index),
+        "index": "" if judgement.index is None else format_index(judgement.index),
         "value": judgement.value,
         "exact": judgement.exact,
         "error": judgement.error,
@@ -168,7 +168,7 @@ def _stage_fields(judgement: StageJudgement) -> dict[str, Any]:
     }
 
 
-def _measured_fields(prefix: str, measured: Measured | None) -> dict[str, Any]:
+def _measured_fields(prefix: str, measured: MeasuredErrors | None) -> dict[str, Any]:
     if measured is None:
         return {}
     found = {

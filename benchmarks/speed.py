@@ -23,7 +23,7 @@ from statistics import median
 from measuring import Timed, shown, timed
 
 from attncheck.backends import BACKENDS
-from attncheck.common.store import VARIABLE
+from attncheck.common.store import CACHE_VARIABLE
 from attncheck.execution.environment import with_cache_variables
 from attncheck.planning.plan import Plan
 from attncheck.reading.selection import select_cases
@@ -41,14 +41,14 @@ def write_problems(patterns: Sequence[str], path: Path) -> int:
 
 def peer_environment(backends: Sequence[str], problems: Path, cache: Path) -> dict[str, str]:
     """Return the variables of the peer: what to run, and the same cache settings as attncheck's own workers have."""
-    os.environ[VARIABLE] = str(cache)
+    os.environ[CACHE_VARIABLE] = str(cache)
     kept: dict[str, str] = {}
     for name in backends:
         entry = BACKENDS[name]
         kept |= {
             key: text for key, text in with_cache_variables(entry, keep=True).environment.items() if key in entry.cache
         }
-    del os.environ[VARIABLE]
+    del os.environ[CACHE_VARIABLE]
     return {"PEER_PROBLEMS": str(problems), "PEER_BACKENDS": ",".join(backends), **kept}
 
 
@@ -61,7 +61,7 @@ def one_round(patterns: Sequence[str], backends: Sequence[str], folder: Path, pr
     check += ["--output", str(folder / "results")]
     peer = [sys.executable, "-m", "pytest", "-q", "--tb=no", "--no-header", "-r", "", "-p", "no:cacheprovider"]
     peer += ["-p", "no:attncheck", "-p", "no:hypothesispytest", "--noconftest", str(PEER)]
-    given = {VARIABLE: str(caches["attncheck"])}, peer_environment(backends, problems, caches["peer"])
+    given = {CACHE_VARIABLE: str(caches["attncheck"])}, peer_environment(backends, problems, caches["peer"])
     found = {}
     for when in ("first", "second"):
         found[f"attncheck, {when}"] = timed(check, given[0])

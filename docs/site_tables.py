@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel
 
 from attncheck.asking.conventions import QUESTIONS
-from attncheck.backends import BACKENDS, EVERYTHING, Mode
+from attncheck.backends import ALL_ENTRIES, BACKENDS, Mode
 from attncheck.backends.contract import AXES
 from attncheck.backends.families import FAMILIES, Family
 from attncheck.cli import app
@@ -68,7 +68,7 @@ def tables() -> Mapping[str, str]:
     )
     return {
         **{f"implementations-{framework}": implementations(framework) for framework in BACKENDS},
-        "implementations-libraries": implementations(*(name for name in EVERYTHING if name not in BACKENDS)),
+        "implementations-libraries": implementations(*(name for name in ALL_ENTRIES if name not in BACKENDS)),
         **{"class_parts": parts, "class_presets": presets},
         **{"json": json_fields(), "documented_conventions": documented_conventions(), "commands": commands()},
         "options_by_command": options_by_command(),
@@ -150,7 +150,7 @@ def implementations(*frameworks: str) -> str:
 
 
 def _modes(framework: str) -> Mapping[str, Mode]:
-    entry = EVERYTHING[framework]
+    entry = ALL_ENTRIES[framework]
     return entry.all_modes | {mode.name: mode for mode in entry.device_modes}
 
 

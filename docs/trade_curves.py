@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from attncheck.judging.truth import find_truth
 from attncheck.reading.problem import Problem
-from attncheck.showing.heatmaps import Picture, drawing, picture_of
+from attncheck.showing.heatmaps import Picture, drawing_style, to_picture
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from traded_kernels import KERNELS, declared
@@ -114,7 +114,7 @@ def measure() -> Points:
 def plot(points: Points) -> Picture:
     """Draw errors, and beside them what their class allows for."""
     words = "Errors of the output over its size, and what each class allows for: the numbers stand in the table below."
-    with drawing():
+    with drawing_style():
         figure = Figure(figsize=(10.5, 4.2))
         for axes, over in zip(figure.subplots(1, len(OVER), sharey=True), OVER, strict=True):
             _draw(axes, over, points[over])
@@ -122,7 +122,7 @@ def plot(points: Points) -> Picture:
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="upper left", ncols=3, frameon=False)
         figure.tight_layout(rect=(0, 0, 1, 0.86))
-        return picture_of(figure, words)
+        return to_picture(figure, words)
 
 
 def _draw(axes: Axes, over: str, points: list[dict[str, Point]]) -> None:

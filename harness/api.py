@@ -18,25 +18,31 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from attncheck.asking.again import ask_again, failure_among
+from attncheck.asking.again import ask_again, find_failure_among_calls
 from attncheck.asking.answer import Answer
-from attncheck.asking.conventions import MeasuredConvention, ask_all
+from attncheck.asking.conventions import MeasuredConvention, measure_all_conventions
 from attncheck.asking.engine import Engine
 from attncheck.asking.question import Question
 from attncheck.common.errors import CaseError, ExitCode, UsageError
 from attncheck.execution.call import Limits
-from attncheck.execution.implementation_selection import select_callable, select_implementations
+from attncheck.execution.implementation_selection import implementation_of_callable, select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.reading.case import Case
-from attncheck.reading.selection import Selection, dtype_of, select_one
+from attncheck.reading.selection import CaseSelection, choose_dtype, select_case
 from attncheck.reports.merge import merge_runs
 from attncheck.results.format import Row
 from attncheck.results.last_failed import CaseInDtype, call_outcomes, select_failed
 from attncheck.results.reader import read_runs
 from attncheck.run import Settings, run_cases
 from attncheck.searching.own_calls import question_of_arrays
-from attncheck.settings.config import check_own_cases, selected
-from attncheck.settings.options import CheckKeywords, FunctionOptions, RunOptions, read_options, with_keywords
+from attncheck.settings.config import check_user_cases, select_configured_cases
+from attncheck.settings.options import (
+    CheckKeywords,
+    FunctionOptions,
+    RunOptions,
+    add_keywords_to_signature,
+    read_options,
+)
 from attncheck.spec import DEFAULT_OPERATION
 
 if TYPE_CHECKING:
@@ -61,7 +67,7 @@ class CheckResult:
     exit_code: ExitCode
     failures: tuple[Row, ...]
     frames: Frames
-    _selection: Selection = field(repr=False)
+    _selection: CaseSelection = field(repr=False)
     _implementations: tuple[Implementation, ...] = field(repr=False)
     _limits: Limits = field(repr=False)
 
@@ -94,7 +100,7 @@ class CheckResult:
         Args:
             most: How many failing cases are explained.
         """
-        from attncheck.reports.failure_patterns import in_common_lines, simplicity
+        from attncheck.reports.failure_patterns import pattern_lines, simplicity
         from attncheck.showing.explanation import explanation_text
 
         if not self.failures:
@@ -106,12 +112,12 @@ class CheckResult:
         known.sort(key=lambda evaluation: simplicity(self.frames.cases[evaluation[0]]))
         explanations = []
         for case, dtype, name in known[:most]:
-            met = failure_among(self._call_outcomes(name), (case, dtype), named[name], lambda _: cases)
+            met = find_failure_among_calls(self._call_outcomes(name), (case, dtype), named[name], lambda _: cases)
             with Engine(self._limits, RunOptions().store) as engine:
                 again = ask_again(engine, named[name], Question(cases[case], dtype), met)
             explanations.append(explanation_text(again, self._selection.tags))
         left = len(known) - len(explanations)
-        said = [f"{line}." for line in in_common_lines(self.frames)]
+        said = [f"{line}." for line in pattern_lines(self.frames)]
         more = [f"... and {left} more that fail."] if left > 0 else []
         return "\n\n".join([self.headline, *said, *explanations, *more])
 
@@ -122,7 +128,7 @@ class CheckResult:
         return call_outcomes(planned, rows[rows["implementation"].eq(name)].to_dict("records"))
 
 
-@with_keywords(CheckKeywords, name=None, output=None)
+@add_keywords_to_signature(CheckKeywords, name=None, output=None)
 def check(function: Callable[..., Any] | str | os.PathLike[str], **keywords: Unpack[CheckKeywords]) -> CheckResult:
     """Run cases on one implementation and judge every stage that it returns against the exact answer.
 
@@ -178,9 +184,9 @@ def _run_check(
     function: Callable[..., Any] | str | os.PathLike[str], name: str | None, options: RunOptions, *, keeps_results: bool
 ) -> CheckResult:
     limits, store = options.worker_limits, options.store
-    check_own_cases(options, store)
+    check_user_cases(options, store)
     chosen = _select_implementation(function, options, name, limits).with_dtypes(options.dtypes)
-    selection = selected(options, store)
+    selection = select_configured_cases(options, store)
     if selection.faults:
         raise CaseError(list(selection.faults))
     only = None
@@ -257,10 +263,10 @@ def ask(
             call = operation or DEFAULT_OPERATION, inputs or {}, {} if options is None else options
             question = question_of_arrays(*call, dtype, Path(folder))
         elif isinstance(case, Question):
-            question = case if dtype in (None, case.dtype) else Question(case.case, dtype_of(case.case, dtype))
+            question = case if dtype in (None, case.dtype) else Question(case.case, choose_dtype(case.case, dtype))
         else:
-            asked = case if isinstance(case, Case) else select_one(os.fspath(case))[0]
-            question = Question(asked, dtype_of(asked, dtype))
+            asked = case if isinstance(case, Case) else select_case(os.fspath(case))[0]
+            question = Question(asked, choose_dtype(asked, dtype))
         return engine.ask(chosen.implementations[0], question)
 
 
@@ -300,7 +306,7 @@ def measure_conventions(
     chosen = _select_implementation(function, FunctionOptions(framework, signature), name, limits)
     if chosen.missing:
         raise UsageError(f"{chosen.missing[0]} is not installed")
-    return ask_all(chosen.implementations[0], dtype, limits)
+    return measure_all_conventions(chosen.implementations[0], dtype, limits)
 
 
 def _select_implementation(
@@ -309,5 +315,5 @@ def _select_implementation(
     if isinstance(function, str | os.PathLike):
         target = [os.fspath(function)]
         return select_implementations(None, target, limits=limits, **called.called)
-    implementation = select_callable(function, name=name, **called.called)
+    implementation = implementation_of_callable(function, name=name, **called.called)
     return ImplementationSelection((implementation,), by_name=(implementation.name,))

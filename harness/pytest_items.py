@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from attncheck.execution.implementations import Implementation
     from attncheck.execution.user_code import Target
     from attncheck.reading.case import Case
-    from attncheck.reading.selection import Selection
+    from attncheck.reading.selection import CaseSelection
     from attncheck.reports.coverage import Coverage
-    from attncheck.results.coverage import Minimum
+    from attncheck.results.coverage import MinimumJudged
     from attncheck.settings.options import RunOptions
 
 
@@ -96,19 +96,19 @@ def _select_by_ids(items: list[CaseItem], ids: Sequence[str]) -> list[CaseItem]:
 
 
 @cache
-def select_cases(options: RunOptions) -> Selection:
+def select_cases(options: RunOptions) -> CaseSelection:
     """Return the cases that are asked for. Raises ``CaseError`` where a file has a fault."""
     from attncheck.common.errors import CaseError
-    from attncheck.settings.config import check_own_cases, selected
+    from attncheck.settings.config import check_user_cases, select_configured_cases
 
-    check_own_cases(options)
-    selection = selected(options)
+    check_user_cases(options)
+    selection = select_configured_cases(options)
     if selection.faults:
         raise CaseError(list(selection.faults))
     return selection
 
 
-def cases_in_dtypes(selection: Selection, dtypes: Sequence[str]) -> Iterator[tuple[Case, str]]:
+def cases_in_dtypes(selection: CaseSelection, dtypes: Sequence[str]) -> Iterator[tuple[Case, str]]:
     """Yield every case in each of its dtypes, or in those of them that are asked for."""
     return ((case, dtype) for case in selection.cases for dtype in case.dtypes if not dtypes or dtype in dtypes)
 
@@ -125,11 +125,11 @@ class ImplementationJudge:
     """One implementation with its worker, which serves all tests of a session."""
 
     implementation: Implementation
-    selection: Selection
+    selection: CaseSelection
     store: Store
 
     @classmethod
-    def of(cls, implementation: Implementation, selection: Selection, store: Store) -> ImplementationJudge:
+    def of(cls, implementation: Implementation, selection: CaseSelection, store: Store) -> ImplementationJudge:
         """Read what is known of it, once for all tests. Raises ``CaseError`` where a list cannot be used."""
         _shared_engine(store).expected_failures_of(implementation)
         return cls(implementation, selection, store)
@@ -160,10 +160,10 @@ class ImplementationJudge:
 
     def _failure_text(self, seen: Answer, before: Sequence[Question]) -> str:
         """Describe a failure; for the first few, with the earlier calls that it takes."""
-        from attncheck.asking.again import ask_again, failure_of_answer
+        from attncheck.asking.again import ask_again, reported_failure_from_answer
         from attncheck.execution.call import Limits
         from attncheck.reading.case import case_record
-        from attncheck.settings.commands import command, command_words_by_name, words_of
+        from attncheck.settings.commands import case_command, command_words_by_name, command_words_of
         from attncheck.showing.explanation import explanation_text
 
         explained, lines = seen, []
@@ -172,13 +172,13 @@ class ImplementationJudge:
             lines.append(f"Earlier tests had called the kernel in this process; {rerun}")
         elif before:
             _REPETITIONS[self.implementation.name] += 1
-            met = failure_of_answer(seen, before)
+            met = reported_failure_from_answer(seen, before)
             again = ask_again(_shared_engine(self.store), self.implementation, seen.question, met)
             explained = again if again.repeated else explained
         standard = Limits(case_seconds=_TIME_LIMIT)
-        words = words_of(self.implementation.name, command_words_by_name([self.implementation], standard, None))
+        words = command_words_of(self.implementation.name, command_words_by_name([self.implementation], standard, None))
         if words and explained.repeated is None:  # the command starts a fresh process, and knows of no other
-            lines.append(command("explain", case_record(seen.case, {}), words, seen.dtype))
+            lines.append(case_command("explain", case_record(seen.case, {}), words, seen.dtype))
         return "\n".join([explanation_text(explained, self.selection.tags), *lines])
 
 
@@ -208,12 +208,12 @@ def _record_question(implementation: Implementation, question: Question, answer:
     """Remember a question and return those before it; one that ended the process is the last of its own."""
     from attncheck.asking.question import Question
     from attncheck.execution.workers import process_group_for
-    from attncheck.results.last_failed import killed_the_worker
+    from attncheck.results.last_failed import has_killed_worker
 
     worker = process_group_for(implementation, question.dtype).name
     before = _QUESTIONS_ASKED.get(worker, [])
     _QUESTIONS_ASKED[worker] = (
-        [] if killed_the_worker(answer.failure) else [*before, Question(question.case, question.dtype)]
+        [] if has_killed_worker(answer.failure) else [*before, Question(question.case, question.dtype)]
     )
     return before
 
@@ -224,7 +224,7 @@ _FUNCTIONS_BY_NAME: dict[str, list[Target]] = {}
 
 def with_unique_name(implementation: Implementation) -> Implementation:
     """Number a function that is called like another one before it: two would share a worker, and be counted as one."""
-    from attncheck.execution.implementations import UserImplementation, renamed
+    from attncheck.execution.implementations import UserImplementation, with_report_name
 
     if not isinstance(implementation.entry, UserImplementation):
         return implementation
@@ -232,7 +232,7 @@ def with_unique_name(implementation: Implementation) -> Implementation:
     if target not in alike:
         alike.append(target)
     number = alike.index(target) + 1
-    return implementation if number == 1 else renamed(implementation, f"{implementation.name}_{number}")
+    return implementation if number == 1 else with_report_name(implementation, f"{implementation.name}_{number}")
 
 
 def close_workers() -> None:
@@ -268,7 +268,7 @@ class StoppedError(Failed):
 class JudgedSummary:
     """A plugin for a session with tests of attncheck: it hears every report, from workers of pytest-xdist too."""
 
-    minimum: Minimum | None = None
+    minimum: MinimumJudged | None = None
     results: dict[str, dict[str, tuple[str, str, str]]] = field(default_factory=dict)
     """By implementation and case: what became of it, what it lacks, and what was said."""
     deselected: int = 0

@@ -20,12 +20,18 @@ import pytest
 
 from attncheck import pytest_items
 from attncheck.common.errors import AttncheckError
-from attncheck.settings.options import ConformanceKeywords, RunOptions, options_of, read_options, with_keywords
+from attncheck.settings.options import (
+    ConformanceKeywords,
+    RunOptions,
+    add_keywords_to_signature,
+    find_options,
+    read_options,
+)
 
 if TYPE_CHECKING:
     # Every run of pytest in an environment with attncheck loads this module, so what is heavy waits until it is used.
     from attncheck.reading.case import Case
-    from attncheck.results.coverage import Minimum
+    from attncheck.results.coverage import MinimumJudged
 
 _TEST_IDS = pytest.StashKey[tuple[str, ...]]()
 """The ids of such tests among the arguments of the command line."""
@@ -43,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         help="judge an implementation: file.py:function, package.module:function, or a bundled one such as torch.sdpa",
     )
-    for option in options_of(RunOptions).values():
+    for option in find_options(RunOptions).values():
         if option.flag.pytest:
             metavar, text = option.flag.pytest
             several: dict[str, Any] = {"action": "append", "default": []} if option.is_list else {}
@@ -73,7 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _read_options(config: pytest.Config) -> RunOptions:
     """Return the options of the command line. Raises ``UsageError`` where one cannot be read."""
     values = {}
-    for option in options_of(RunOptions).values():
+    for option in find_options(RunOptions).values():
         if option.flag.pytest:
             name = f"--attncheck-{option.word}"
             with _errors_in_one_line():
@@ -90,16 +96,16 @@ def _errors_in_one_line() -> Iterator[None]:
         raise pytest.UsageError(f"attncheck: {error}") from None
 
 
-def _required_coverage(config: pytest.Config) -> Minimum | None:
+def _required_coverage(config: pytest.Config) -> MinimumJudged | None:
     """Return how much has to be judged: the option, or what the project says where nothing is picked."""
     options = config.stash[_RUN_OPTIONS]
     picked = any(options.picked.values()) or bool(config.stash[_TEST_IDS])
     if options.min_judged is None and (picked or not config.getoption("--attncheck")):
         return None
-    from attncheck.settings.config import minimum_of
+    from attncheck.settings.config import minimum_to_be_judged
 
     with _errors_in_one_line():
-        return minimum_of(options, complete=not picked)
+        return minimum_to_be_judged(options, complete=not picked)
 
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -137,7 +143,7 @@ def pytest_sessionfinish() -> None:
     pytest_items.close_workers()
 
 
-@with_keywords(ConformanceKeywords)
+@add_keywords_to_signature(ConformanceKeywords)
 def conformance(function: Callable[..., Any] | str, **keywords: Unpack[ConformanceKeywords]) -> Callable[..., None]:
     """Return a test function with a test per case and dtype, for one line in a test file.
 
@@ -157,7 +163,7 @@ def conformance(function: Callable[..., Any] | str, **keywords: Unpack[Conforman
     Raises:
         Collector.CollectError: If the function or the cases cannot be used; pytest shows it without a traceback.
     """
-    from attncheck.execution.implementation_selection import select_callable, select_implementations
+    from attncheck.execution.implementation_selection import implementation_of_callable, select_implementations
 
     try:
         options = read_options(keywords)
@@ -165,7 +171,7 @@ def conformance(function: Callable[..., Any] | str, **keywords: Unpack[Conforman
         if isinstance(function, str):
             (implementation,) = select_implementations(None, [function], **options.called).implementations
         else:
-            implementation = select_callable(function, **options.called)
+            implementation = implementation_of_callable(function, **options.called)
         implementation = pytest_items.with_unique_name(implementation)
         judge = pytest_items.ImplementationJudge.of(implementation, selection, options.store)
     except AttncheckError as error:

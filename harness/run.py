@@ -41,30 +41,30 @@ from typing import TYPE_CHECKING, Any
 
 from attncheck.common.errors import ExitCode
 from attncheck.common.processors import available_processors
-from attncheck.common.progress import Times
+from attncheck.common.progress import ActivityTimes
 from attncheck.common.store import NO_STORE, Store
 from attncheck.common.wording import count_noun
 from attncheck.diagnosis.on_demand import DIAGNOSIS
-from attncheck.execution.call import Limits, end_strays, with_memory_per_worker
+from attncheck.execution.call import Limits, kill_orphans, with_memory_per_worker
 from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.environment import describe_environment
-from attncheck.execution.implementations import ImplementationSelection, UserImplementation, source_of
-from attncheck.execution.runner import Group, GroupRunner, group_by_process, group_runners
+from attncheck.execution.implementations import ImplementationSelection, UserImplementation, source_location
+from attncheck.execution.runner import GroupRunner, WorkerGroup, group_by_process, group_runners
 from attncheck.executors.base import ResultRecorder
-from attncheck.executors.local import LocalExecutor, compares_frameworks
+from attncheck.executors.local import LocalExecutor, runs_several_frameworks
 from attncheck.judging.units import Judge
-from attncheck.judging.xfail import ExpectedFailureRecord, similar_expected_failures, unit_order
+from attncheck.judging.xfail import ExpectedFailureRecord, similar_expected_failures, unit_sort_key
 from attncheck.planning.plan import Plan, Unit
 from attncheck.reading.case import Case, case_records
-from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
+from attncheck.reading.expected_failures import ExpectedFailure, load_bundled_expected_failures
 from attncheck.reading.model import TagEntry
-from attncheck.results.coverage import EarlyStop, Minimum, RequestedRun, shortfall_sentences
+from attncheck.results.coverage import EarlyStop, MinimumJudged, RequestedRun, shortfall_sentences
 from attncheck.results.format import Row
 from attncheck.results.last_failed import FAILED_FILE, CaseInDtype, FailedEvaluation, FailedRecord, FailureLimit
 from attncheck.results.resume import ResumeState, read_resume_state
 from attncheck.results.writer import ResultsWriter
 from attncheck.settings.commands import command_words_by_name
-from attncheck.settings.config import expected_failures_of, minimum_of, tiles_of
+from attncheck.settings.config import load_expected_failures_of, minimum_to_be_judged, tiles_to_run
 from attncheck.settings.options import RecordedOptions, RunOptions
 from attncheck.spec import DTYPES
 from attncheck.spec.verdicts import Verdict
@@ -103,12 +103,12 @@ class Settings(RecordedOptions):
     complete: bool = False
     tags: Mapping[str, TagEntry] = field(default_factory=dict)
     picked: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    minimum: Minimum | None = None
+    minimum: MinimumJudged | None = None
     keeps_results: bool = True
     only: Collection[CaseInDtype] | None = None
     store: Store = NO_STORE
     documents_first: bool = True
-    times: Times = field(default_factory=Times)
+    times: ActivityTimes = field(default_factory=ActivityTimes)
 
     @classmethod
     def of(
@@ -123,16 +123,16 @@ class Settings(RecordedOptions):
         picked = options.picked | {"failed": [str(options.output)] if only is not None else []}
         complete = not any(picked.values())
         recorded = {field.name: getattr(options, field.name) for field in fields(RecordedOptions)}
-        recorded |= {"tiles": tiles_of(options), "max_failures": 1 if options.exitfirst else options.max_failures}
+        recorded |= {"tiles": tiles_to_run(options), "max_failures": 1 if options.exitfirst else options.max_failures}
         backends = [item.entry.name for item in chosen.implementations]
         return cls(
             **recorded,
             limits=options.worker_limits,
-            expected_failures=expected_failures_of(backends, options.expected_failure_lists),
+            expected_failures=load_expected_failures_of(backends, options.expected_failure_lists),
             complete=complete,
             tags=tags,
             picked=picked,
-            minimum=minimum_of(options, complete=complete),
+            minimum=minimum_to_be_judged(options, complete=complete),
             only=only,
             store=store,
             documents_first=not options.failed_first,
@@ -206,10 +206,10 @@ def run_cases(
     plan = Plan.of(cases, settings.dtypes, documents_first=settings.documents_first)
     plan = plan if settings.only is None else plan.only(settings.only)
     if not settings.all_cases and (standard := _names_with_standard_cases(chosen)):
-        from attncheck.planning.plan import with_standard
+        from attncheck.planning.plan import choose_standard_units
 
         with settings.times.of("choosing standard cases"):
-            plan = with_standard(plan)
+            plan = choose_standard_units(plan)
         if count := plan.standard_cases:
             on_plan(_plan_sentence(cases, chosen, standard, count))
     watch = FailureLimit(FailedRecord.start(settings.output, settings.only), settings.max_failures, on_failure)
@@ -220,7 +220,7 @@ def run_cases(
     ]
     known = settings.expected_failures
     if known is None:
-        known = bundled_expected_failures([item.entry.name for item in chosen.implementations])
+        known = load_bundled_expected_failures([item.entry.name for item in chosen.implementations])
     judge = Judge(chosen.implementations, settings.keep_all_arrays, known, settings.store, DIAGNOSIS)
     with _open_executor(groups, judge, settings, described) as means:
         on_begin(lambda: means.starting)
@@ -234,7 +234,7 @@ class _CaseRun:
     """A run while it lasts: its plan, whom it asks, and who judges and hears of it."""
 
     plan: Plan
-    groups: Sequence[Group]
+    groups: Sequence[WorkerGroup]
     chosen: ImplementationSelection
     settings: Settings
     judge: Judge
@@ -305,20 +305,20 @@ class _CaseRun:
         seconds = _SHARE_OF_QUESTIONS * (time.monotonic() - self.begun)
         if self.settings.cluster is not None or seconds < _LEAST_OF_QUESTIONS:
             return ()
-        from attncheck.asking.conventions import ask_within
+        from attncheck.asking.conventions import measure_conventions_within
 
         item = next(known for known in self.chosen.implementations if known.name == name)
-        return ask_within(item, seconds, self.settings.limits)
+        return measure_conventions_within(item, seconds, self.settings.limits)
 
     def _diagnose_failures(self, recorder: ResultRecorder) -> list[Row]:
         """Return the failing rows with what implementations do instead, as the results have them from now on."""
         if not recorder.failures:
             return []
-        from attncheck.diagnosis.run import ReturnedStages, diagnose
+        from attncheck.diagnosis.run import ReturnedStages, diagnose_rows
         from attncheck.results.resume import replace_rows, row_key
 
         returned = ReturnedStages(self.settings.output, recorder.undiagnosed)
-        failing = diagnose(
+        failing = diagnose_rows(
             recorder.failures, self.plan, self.judge, returned, self._measure_conventions, recorder.judged
         )
         replace_rows(self.settings.output, dict(zip(map(row_key, recorder.failures), failing, strict=True)))
@@ -387,7 +387,7 @@ class _CaseRun:
             rows = [row for row in failing if row.implementation == item.name and row.fails_run]
             if rows and isinstance(item.entry, UserImplementation):
                 sentences[item.name] = similar_expected_failures(
-                    rows, bundled_expected_failures([item.entry.framework])
+                    rows, load_bundled_expected_failures([item.entry.framework])
                 )
         return {name: words for name, words in sentences.items() if words}
 
@@ -411,11 +411,11 @@ def _plan_sentence(
 
 @contextmanager
 def _open_executor(
-    groups: Sequence[Group], judge: Judge, settings: Settings, described: DescribedWorkers | None
+    groups: Sequence[WorkerGroup], judge: Judge, settings: Settings, described: DescribedWorkers | None
 ) -> Iterator[Executor]:
     """Return what computes: workers on this machine, or a cluster for as long as this lasts."""
     if settings.cluster is None:
-        end_strays()
+        kill_orphans()
         limits = with_memory_per_worker(settings.limits, len({group.process for group in groups}))
         logs = settings.output / "logs"
         runners: list[list[GroupRunner[Unit]]] = group_runners(groups, limits, logs, described)
@@ -432,7 +432,7 @@ def _open_executor(
         yield DaskExecutor(cluster)
 
 
-def _max_workers(groups: Sequence[Group], limits: Limits) -> int:
+def _max_workers(groups: Sequence[WorkerGroup], limits: Limits) -> int:
     """Return how many workers may be alive.
 
     These are half of the processors where every group is served soon; the rest is for what judges. What compiles takes
@@ -440,7 +440,7 @@ def _max_workers(groups: Sequence[Group], limits: Limits) -> int:
     answer. Frameworks that are compared keep a worker each, as far as memory allows.
     """
     processors, processes = available_processors(), {group.process for group in groups}
-    if compares_frameworks(groups, limits.workers):
+    if runs_several_frameworks(groups, limits.workers):
         frameworks = {group.process for group in groups if group.imports_framework}
         return min(limits.workers, max(processors, len(frameworks)))
     compiles = any(group.implementation.standard_only for group in groups)
@@ -471,7 +471,9 @@ def environment_record(chosen: ImplementationSelection, settings: Settings) -> d
         **describe_environment(entries, settings.limits.threads),
         "compilation_cache": settings.limits.compilation_cache,
         "implementations": {item.name: item.package for item in chosen.implementations},
-        "sources": {item.name: dict(source) for item in chosen.implementations if (source := source_of(item.entry))},
+        "sources": {
+            item.name: dict(source) for item in chosen.implementations if (source := source_location(item.entry))
+        },
         "classes": {
             item.name: {dtype: item.rounding_model(dtype) for dtype in DTYPES} for item in chosen.implementations
         },
@@ -504,7 +506,7 @@ def summarise(
     seen.update(row.verdict for row in failing)
     counts = {verdict.value: seen[verdict] for verdict in Verdict if seen[verdict]}
     # Workers side by side answer in any order; who reads the failures, finds the same ones first.
-    failures = sorted(failing, key=unit_order)
+    failures = sorted(failing, key=unit_sort_key)
     return RunSummary(
         code, asked.cases, recorder.evaluations, counts, tuple(failures), judged, tuple(short), stopped=asked.stopped
     )

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from attncheck.common.wording import at_stage
+from attncheck.common.wording import format_at_stage
 from attncheck.reports.frames import (
     Column,
     Frames,
@@ -70,7 +70,7 @@ class Cell:
     @property
     def text(self) -> str:
         """Return the word, and the first failing stage."""
-        return at_stage(self.word, self.stage)
+        return format_at_stage(self.word, self.stage)
 
 
 CellRow = dict[Column, dict[str, Cell]]

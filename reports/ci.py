@@ -36,7 +36,7 @@ from attncheck.reports.json_documents import Failure, make_header, to_plain_data
 from attncheck.reports.markdown import blocks_lines, code_span, escape_markdown
 from attncheck.reports.one_failure import EVALUATION_KEYS
 from attncheck.reports.sections import defects_section, implementations_table, truncate
-from attncheck.reports.summary import exit_code_of, make_summary
+from attncheck.reports.summary import comparison_exit_code, make_summary
 from attncheck.results.format import FAILURE_NUMBERS
 from attncheck.spec.verdicts import Verdict
 
@@ -306,7 +306,7 @@ def make_badge(frames: Frames) -> Badge:
     agree = sum(bool(of_case & right) and of_case <= right | open_ for of_case in states)
     counts = coverage_by_column(frames)
     asked, judged = sum(entry.asked for entry in counts), sum(entry.judged for entry in counts)
-    code = exit_code_of(frames)
+    code = comparison_exit_code(frames)
     if not judged:
         return Badge("not judged", GREY)
     message = f"{agree:,} of {asked:,} agree"

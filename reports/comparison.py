@@ -26,18 +26,18 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from attncheck.common.errors import ExitCode, OutputError, ResultsError, UsageError
-from attncheck.common.wording import at_stage, count_noun
-from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
+from attncheck.common.wording import count_noun, format_at_stage
+from attncheck.reading.expected_failures import ExpectedFailure, load_bundled_expected_failures
 from attncheck.reports.cells import Cell, State, cell_table
 from attncheck.reports.document_model import Block, Items, Mark, Page, Section, Table, Text
 from attncheck.reports.frames import (
     Frames,
     first_failing_stages,
     group_by_key,
-    records,
     select_expected_failures,
     split_by,
     stage_sort_key,
+    to_records,
 )
 from attncheck.reports.markdown import render_page_markdown, short_number_or_empty
 from attncheck.reports.sections import defects_section, documents_section, expected_failures_section
@@ -75,7 +75,7 @@ class Outcome(NamedTuple):
     message: str = ""
 
     def __str__(self) -> str:
-        return at_stage(self.word, self.stage) + self.detail
+        return format_at_stage(self.word, self.stage) + self.detail
 
 
 Outcomes = Mapping[Evaluation, Outcome]
@@ -186,7 +186,7 @@ def change_cells(name: str, rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 def _verdict_cells(row: Row, who: str) -> tuple[str, ...]:
     other_case = " (another case by this id)" if row.get("case_changed") else ""
-    before, after = (at_stage(row[side], row[f"{side}_stage"]) for side in ("before", "after"))
+    before, after = (format_at_stage(row[side], row[f"{side}_stage"]) for side in ("before", "after"))
     return who, row["case"], row["dtype"], f"{before} -> {after}{other_case}", row["message"]
 
 
@@ -201,7 +201,7 @@ def _error_cells(row: Row, who: str) -> tuple[str, ...]:
 
 def _expected_failure_cells(row: Row, who: str) -> tuple[str, ...]:
     cases = f"{row['before_cases']:,} -> {row['after_cases']:,} cases"
-    return who, at_stage(row["verdict"], row["stage"]), cases, f"{row['reason']} {row['thread']}".strip()
+    return who, format_at_stage(row["verdict"], row["stage"]), cases, f"{row['reason']} {row['thread']}".strip()
 
 
 def _environment_cells(row: Row, who: str) -> tuple[str, ...]:
@@ -251,7 +251,7 @@ def publish_comparison(frames: Frames, directory: Path) -> Path:
         verdict, is_expected = outcome.word.removeprefix(_EXPECTED_PREFIX), outcome.word.startswith(_EXPECTED_PREFIX)
         row = (key.case, key.implementation, key.dtype, verdict, outcome.stage, str(is_expected).lower())
         verdicts.append(row)
-    runs = {run["environment"]: run for run in records(frames.environments)}
+    runs = {run["environment"]: run for run in to_records(frames.environments)}
     versions = sorted(
         (column.implementation, column.release, run["python"], str(run.get("version_attncheck", "")))
         for column in frames.columns
@@ -326,7 +326,7 @@ def frames_verdicts(frames: Frames) -> dict[Evaluation, Outcome]:
         expected.assign(begins=first_failing_stages(expected)), ["case", "implementation", "dtype"]
     )
     first_stages = {key: min(rows["begins"], key=stage_sort_key) for key, rows in by_evaluation.items()}
-    known = bundled_expected_failures(sorted({column.framework for column in frames.columns}))
+    known = load_bundled_expected_failures(sorted({column.framework for column in frames.columns}))
     elsewhere = [failure for failure in known if failure.entry.processor is not None]
     left_out = _evaluations_covered_by_others(frames)
     return {

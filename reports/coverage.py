@@ -30,13 +30,13 @@ from attncheck.reports.frames import (
     cached_for_frames,
     document_cases,
     element_text,
-    records,
     rows_of_column,
     select_failing,
     split_by,
     stage_sort_key,
+    to_records,
 )
-from attncheck.results.coverage import is_function_missing, is_not_offered, shortfall_sentences
+from attncheck.results.coverage import is_function_missing, is_function_or_dtype_missing, shortfall_sentences
 from attncheck.spec import DTYPES, OPERATIONS
 from attncheck.spec.verdicts import ALL_CASES, Verdict
 
@@ -75,7 +75,7 @@ class UnsupportedReasons:
         stood_for = sum(lacks == ALL_CASES for lacks, _ in reasons)
         functions = [lacks for lacks, _ in reasons if is_function_missing(lacks)]
         dtypes = sum(lacks in DTYPES for lacks, _ in reasons)
-        rest = [reason for reason in reasons if reason[0] != ALL_CASES and not is_not_offered(reason[0])]
+        rest = [reason for reason in reasons if reason[0] != ALL_CASES and not is_function_or_dtype_missing(reason[0])]
         named = Counter(name for lacks, _ in rest if lacks for name in lacks.split(", "))
         unnamed = _count_similar(message for lacks, message in rest if not lacks)
         singly = sorted({**named, **unnamed}.items(), key=lambda item: (-item[1], item[0]))
@@ -195,7 +195,7 @@ def _column_coverage(frames: Frames, column: Column, judged: int, unjudged_rows:
     only = set(verdict_sets.index[[verdicts <= lacking for verdicts in verdict_sets]])
     unsupported = unjudged_rows[unjudged_rows["case"].isin(only) & unjudged_rows["verdict"].eq(Verdict.UNSUPPORTED)]
     reasons: dict[str, tuple[str, str]] = {}
-    for row in records(unsupported.drop_duplicates(["case", "lacks", "message"])):
+    for row in to_records(unsupported.drop_duplicates(["case", "lacks", "message"])):
         # A missing dtype is the weakest reason: other dtypes of the case tell more.
         if row["case"] not in reasons or reasons[row["case"]][0] in DTYPES:
             reasons[row["case"]] = (row["lacks"] or "", str(row["message"]))
@@ -449,7 +449,8 @@ def misprints(frames: Frames) -> tuple[Misprint, ...]:
     bad = select_failing(frames.numbers)
     bad = bad[bad["verdict"].isin(DOCUMENT_VERDICTS)]
     wrong = [
-        _make_misprint(frames, key, records(part)) for key, part in split_by(bad, ["case", "stage", "verdict"]).items()
+        _make_misprint(frames, key, to_records(part))
+        for key, part in split_by(bad, ["case", "stage", "verdict"]).items()
     ]
     return tuple(sorted(wrong, key=lambda misprint: (misprint.case, stage_sort_key(misprint.stage))))
 

@@ -19,8 +19,16 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from attncheck.common.errors import ExitCode
-from attncheck.common.wording import AND, BESIDE, BUT, BY_ITSELF, DocumentLayout, count_noun, join_words
-from attncheck.execution.user_code import declaration
+from attncheck.common.wording import (
+    CONVENTIONS_SEPARATOR,
+    DESCRIPTIONS_SEPARATOR,
+    EXCEPTION_PREFIX,
+    SINGLE_CASE_PREFIX,
+    DocumentLayout,
+    count_noun,
+    join_words,
+)
+from attncheck.execution.user_code import declaration_code
 from attncheck.reports.failure_patterns import MISSING_CAPABILITIES, confirmed_patterns
 from attncheck.reports.failures import find_failures
 from attncheck.reports.frames import (
@@ -31,11 +39,11 @@ from attncheck.reports.frames import (
     first_failing_stages,
     group_by_key,
     is_document,
-    records,
     select_expected_failures,
     select_failing,
     split_by,
     stage_sort_key,
+    to_records,
 )
 from attncheck.reports.json_documents import Failure
 from attncheck.reports.one_failure import wrong_element_text
@@ -122,7 +130,7 @@ def find_defects(frames: Frames) -> tuple[Defect, ...]:
     """
     rows = select_failing(frames.results)
     rows = rows[rows["diagnosis"].notna() & rows["diagnosis"].ne("")]
-    first = {itemgetter(*_EVALUATION_FIELDS)(row): row for row in reversed(records(rows))}
+    first = {itemgetter(*_EVALUATION_FIELDS)(row): row for row in reversed(to_records(rows))}
     # An untried call comes after the failure because of which it was not tried.
     return tuple(
         sorted(
@@ -151,7 +159,7 @@ def diagnosis_sentence(causing: Sequence[Defect]) -> str:
         [defect for defect in wrong if defect.diagnosis],
         [defect for defect in wrong if not defect.diagnosis],
     )
-    hint = unnamed[0].first.message.partition(BY_ITSELF)[2] if unnamed else ""
+    hint = unnamed[0].first.message.partition(SINGLE_CASE_PREFIX)[2] if unnamed else ""
     if not named and not hint:
         return ""
     if len(wrong) == 1 and named:
@@ -159,7 +167,9 @@ def diagnosis_sentence(causing: Sequence[Defect]) -> str:
     meant = {  # readings that an author may intend: conventions, and readings that can be declared
         part
         for defect in named
-        for part, option in zip(defect.diagnosis.split(AND), _convention_declarations(defect), strict=True)
+        for part, option in zip(
+            defect.diagnosis.split(CONVENTIONS_SEPARATOR), _convention_declarations(defect), strict=True
+        )
         if option or defect.first.verdict == Verdict.SEMANTIC
     }
     rest = list(dict.fromkeys(case for defect in unnamed for case in defect.cases))
@@ -171,7 +181,7 @@ def diagnosis_sentence(causing: Sequence[Defect]) -> str:
     others = _count_causes_text([cause for cause in causes if cause.name not in meant])
     if rest:
         where = f": {rest[0]}" if len(rest) == 1 else f", the first {rest[0]}"
-        taken = f"{BY_ITSELF}{hint}" if hint else ""
+        taken = f"{SINGLE_CASE_PREFIX}{hint}" if hint else ""
         others.append(f"no cause found ({count_noun(len(rest), 'case')}{where}{taken})")
     if not texts:
         return "; ".join(others)
@@ -194,7 +204,7 @@ def declaration_lines(frames: Frames) -> list[str]:
 
     Further lines name functions of the frameworks that are recorded to fail the same way.
     """
-    failing = [column for column in frames.columns if defects_of(frames, column)]
+    failing = [column for column in frames.columns if defects_of_column(frames, column)]
     alike = {column: frames.asked[column.environment].alike.get(column.implementation) for column in failing}
     lines = [
         (column, line)
@@ -208,7 +218,7 @@ def _convention_declaration(frames: Frames, column: Column) -> str:
     asked = frames.asked[column.environment]
     if column.implementation not in asked.own:
         return ""
-    by_cases = sorted(defects_of(frames, column), key=lambda defect: -len(defect.cases))
+    by_cases = sorted(defects_of_column(frames, column), key=lambda defect: -len(defect.cases))
     numeric = [defect for defect in by_cases if defect.is_shown_by_calls and defect.first.verdict in _WRONG_NUMBERS]
     options = [_convention_declarations(defect) for defect in numeric]
     conventions = [option for of in options for option in of if option is not None]
@@ -234,7 +244,7 @@ def _capability_declaration(frames: Frames, column: Column) -> str:
     """Return the declaration of the capabilities that a user's function lacks: those whose cases all fail."""
     if column.implementation not in frames.asked[column.environment].own:
         return ""
-    own_defects = defects_of(frames, column)
+    own_defects = defects_of_column(frames, column)
     where = [
         pattern
         for pattern in confirmed_patterns(frames)
@@ -251,7 +261,7 @@ def _capability_declaration(frames: Frames, column: Column) -> str:
 
 def _declaration_code(frames: Frames, column: Column, name: str, table: Mapping[str, Any]) -> str:
     file, *_ = frames.again.get(column.environment, {}).get(column.implementation, [""])
-    return declaration(file, column.implementation.partition(".")[2], name, table)
+    return declaration_code(file, column.implementation.partition(".")[2], name, table)
 
 
 class _CauseCases(NamedTuple):
@@ -264,12 +274,14 @@ class _CauseCases(NamedTuple):
 
 def _cases_by_cause(named: Sequence[Defect]) -> list[_CauseCases]:
     """Return the causes, that of most cases first and an accuracy last; a case counts for each of its causes."""
-    pairs = [(defect.diagnosis.split(AND), defect.text.split(BESIDE)) for defect in named]
+    pairs = [
+        (defect.diagnosis.split(CONVENTIONS_SEPARATOR), defect.text.split(DESCRIPTIONS_SEPARATOR)) for defect in named
+    ]
     texts = dict(chain.from_iterable(zip(*pair, strict=True) for pair in pairs if len(pair[0]) == len(pair[1]) > 1))
     texts |= {defect.diagnosis: defect.text for defect in named}
     cases: dict[str, dict[str, None]] = {}
     for defect in named:
-        parts = defect.diagnosis.split(AND)
+        parts = defect.diagnosis.split(CONVENTIONS_SEPARATOR)
         for part in parts if texts.keys() >= set(parts) else [defect.diagnosis]:
             cases.setdefault(part, {}).update(dict.fromkeys(defect.cases))
     causes = (_CauseCases(name, texts[name], of_it) for name, of_it in cases.items())
@@ -280,14 +292,14 @@ def _convention_declarations(defect: Defect) -> list[tuple[str, str] | None]:
     """Return the convention and value that declare each reading of a defect; None for undeclarable readings."""
     if not defect.diagnosis:
         return []
-    if BUT in defect.text:  # no author intends a reading that fits only some cases
-        return [None for _ in defect.diagnosis.split(AND)]
-    options = [CONVENTION_OF_READING.get(name) for name in defect.diagnosis.split(AND)]
+    if EXCEPTION_PREFIX in defect.text:  # no author intends a reading that fits only some cases
+        return [None for _ in defect.diagnosis.split(CONVENTIONS_SEPARATOR)]
+    options = [CONVENTION_OF_READING.get(name) for name in defect.diagnosis.split(CONVENTIONS_SEPARATOR)]
     is_default = _DEFAULT_SCALE in defect.text
     return [option if option is None or option[0] != "scale" or is_default else None for option in options]
 
 
-def defects_of(frames: Frames, column: Column) -> list[Defect]:
+def defects_of_column(frames: Frames, column: Column) -> list[Defect]:
     """Return the defects of one implementation."""
     return [defect for defect in find_defects(frames) if defect.column == column.key]
 
@@ -341,7 +353,7 @@ def _layout_of_element(frames: Frames, failure: Failure) -> DocumentLayout | Non
         return None
     rows = select_failing(frames.results)
     of_stage = rows[rows["case"].eq(failure.case) & rows["stage"].eq(failure.element_stage or "")]
-    return next((document_layout(case, row) for row in records(of_stage)), None)
+    return next((document_layout(case, row) for row in to_records(of_stage)), None)
 
 
 def _cause_text(frames: Frames, rows: Sequence[Row]) -> str:
@@ -358,10 +370,10 @@ def _cause_text(frames: Frames, rows: Sequence[Row]) -> str:
     ]
     if len(exact) == len(rows) and (alike := [text for text in exact[0] if all(text in texts for texts in exact)]):
         return f"the {default}scale is {' or '.join(alike)}"
-    if AND in str(rows[0]["diagnosis"]):
-        *texts, last = str(rows[0]["message"]).split(BESIDE)
+    if CONVENTIONS_SEPARATOR in str(rows[0]["diagnosis"]):
+        *texts, last = str(rows[0]["message"]).split(DESCRIPTIONS_SEPARATOR)
         is_meant = rows[0]["verdict"] == Verdict.SEMANTIC
-        return BESIDE.join([*texts, last if is_meant else last.partition("; ")[0]])
+        return DESCRIPTIONS_SEPARATOR.join([*texts, last if is_meant else last.partition("; ")[0]])
     # The parts of a mistake's description after the first are its numbers.
     parts = [str(row["message"]).split("; ")[: None if row["verdict"] == Verdict.SEMANTIC else 1] for row in rows]
     if len({first for first, *_ in parts}) > 1:
@@ -421,7 +433,7 @@ def expected_failure_groups(frames: Frames) -> list[Row]:
         dtypes=("dtype", lambda dtypes: tuple(dtype for dtype in DTYPES if dtype in set(dtypes))),
         begins_at=("begins_at", lambda stages: min(set(stages), key=stage_sort_key)),
     )
-    return list(records(rows))
+    return list(to_records(rows))
 
 
 def thread_address(thread: str) -> str:

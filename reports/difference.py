@@ -39,21 +39,21 @@ import pandas as pd
 
 from attncheck.common.errors import ExitCode, OutputError, UsageError
 from attncheck.common.wording import count_noun
-from attncheck.judging.compare import Tier, noise_limit
+from attncheck.judging.compare import Tier, z_warning_limit
 from attncheck.reports import comparison
 from attncheck.reports.cells import FAILS_A_RUN, cell_table
 from attncheck.reports.defects import expected_failure_groups
 from attncheck.reports.document_model import Block, Items, Mark, Page, Section, Table, Text, more_in_files
 from attncheck.reports.failures import failures_by_case
-from attncheck.reports.frames import Frames, environment_facts, make_frames, records, select_failing
-from attncheck.reports.json_documents import BisectionDocument, DifferenceDocument, DifferenceRecord, opening
+from attncheck.reports.frames import Frames, environment_facts, make_frames, select_failing, to_records
+from attncheck.reports.json_documents import BisectionDocument, DifferenceDocument, DifferenceRecord, opening_fields
 from attncheck.reports.markdown import render_page_markdown
 from attncheck.reports.merge import merge_runs
-from attncheck.reports.outcome import first_command_of_each, rows_of
+from attncheck.reports.outcome import first_command_of_each, to_json_rows
 from attncheck.reports.terminal import Line
 from attncheck.reports.write import write_csv, write_parquet, write_texts
 from attncheck.results.reader import find_runs, read_runs
-from attncheck.results.records import changed
+from attncheck.results.records import describe_case_changes
 from attncheck.spec.verdicts import Verdict
 
 _EVALUATION_KEYS = list(comparison.Evaluation._fields)
@@ -131,7 +131,7 @@ def _evaluation_index(frame: pd.DataFrame) -> pd.MultiIndex:
 def frames_outcomes(frames: Frames) -> dict[comparison.Evaluation, comparison.Outcome]:
     """Return the outcome of every evaluation."""
     wrong = frames.results[frames.results["verdict"].ne(Verdict.AGREE)].drop_duplicates(_EVALUATION_KEYS)
-    messages = {_row_evaluation(row): row["message"] for row in records(wrong[[*_EVALUATION_KEYS, "message"]])}
+    messages = {_row_evaluation(row): row["message"] for row in to_records(wrong[[*_EVALUATION_KEYS, "message"]])}
     outcome_by_key = {
         (key := comparison.Evaluation(column.environment, column.implementation, case, dtype)): comparison.Outcome(
             comparison.severity_of_verdict(cell.verdict) if cell.state in FAILS_A_RUN else comparison.HARMLESS,
@@ -145,7 +145,9 @@ def frames_outcomes(frames: Frames) -> dict[comparison.Evaluation, comparison.Ou
     }
     bad = pd.concat([select_failing(frames.results), select_failing(frames.numbers)])[[*_EVALUATION_KEYS, "verdict"]]
     is_stale = bad["verdict"].eq(Verdict.XPASS)  # an expected failure or erratum that no longer happens
-    xpassed = set(map(_row_evaluation, records(bad[is_stale]))) - set(map(_row_evaluation, records(bad[~is_stale])))
+    xpassed = set(map(_row_evaluation, to_records(bad[is_stale]))) - set(
+        map(_row_evaluation, to_records(bad[~is_stale]))
+    )
     for failure in failures_by_case(frames):
         key = _row_evaluation(vars(failure))
         outcome = outcome_by_key.get(key)
@@ -189,7 +191,7 @@ def _case_differences(before: Mapping[str, Any], after: Mapping[str, Any], *, co
     """List the differences of a case; empty if one of the results does not record the case."""
     if not before["operation"] or not after["operation"]:
         return []
-    return changed(before, after, expectations=not computed)
+    return describe_case_changes(before, after, expectations=not computed)
 
 
 def _case_changes(
@@ -256,7 +258,7 @@ def _z_limits(shapes: pd.Series[str]) -> pd.Series[float]:
     lengths = {
         text: [int(length) for length in text.split("x") if length.isdigit()] for text in shapes.dropna().unique()
     }
-    limits = {shape: noise_limit(prod(lengths_of_shape)) for shape, lengths_of_shape in lengths.items()}
+    limits = {shape: z_warning_limit(prod(lengths_of_shape)) for shape, lengths_of_shape in lengths.items()}
     return shapes.map(limits).astype("float64")
 
 
@@ -404,7 +406,7 @@ def difference_lines(difference: Difference, *, quiet: bool, verbose: bool = Fal
 def _change_lines(name: str, frame: pd.DataFrame, *, verbose: bool = False) -> Iterator[Line]:
     if frame.empty:
         return
-    read = records(frame if verbose or name == "verdicts" else frame.head(comparison.MAX_LISTED))
+    read = to_records(frame if verbose or name == "verdicts" else frame.head(comparison.MAX_LISTED))
     rows = comparison.merge_dtypes(read)
     shown = rows if verbose else rows[: comparison.MAX_LISTED]
     yield from ("", Text(_TITLES[name], "bold"))
@@ -423,7 +425,7 @@ def render_diff_markdown(difference: Difference) -> str:
     ]
     sections = []
     for name, frame in difference.tables().items():
-        cells = comparison.change_cells(name, comparison.merge_dtypes(records(frame.head(_MAX_MARKDOWN_ROWS))))
+        cells = comparison.change_cells(name, comparison.merge_dtypes(to_records(frame.head(_MAX_MARKDOWN_ROWS))))
         rows = [(Mark(change, "strong") if change == comparison.WORSE else change, *rest) for change, *rest in cells]
         table = Table(_TITLES[name], comparison.HEADINGS[name], rows)
         more = len(frame) - _MAX_MARKDOWN_ROWS
@@ -510,11 +512,11 @@ def bisection_lines(bisection: Bisection) -> Iterator[Line]:
 def difference_document(difference: Difference, after: Frames) -> DifferenceDocument:
     """Return the changes between two results; ``after`` has the numbers of verdicts that got worse."""
     worse = difference.verdicts[difference.verdicts["change"].eq(comparison.WORSE)]
-    keys = set(map(_row_evaluation, records(worse)))
+    keys = set(map(_row_evaluation, to_records(worse)))
     failures = [failure for failure in failures_by_case(after) if _row_evaluation(vars(failure)) in keys]
     return DifferenceDocument.derive(
         difference,
-        **opening("diff", difference.exit_code, difference_sentences(difference)[0]),
+        **opening_fields("diff", difference.exit_code, difference_sentences(difference)[0]),
         failures=failures,
         next=first_command_of_each(failures),
         notes=difference.notes,
@@ -524,7 +526,7 @@ def difference_document(difference: Difference, after: Frames) -> DifferenceDocu
 
 def _common_fields(difference: Difference) -> dict[str, Any]:
     """Return the sentences and the rows of all tables."""
-    tables = {name: rows_of(frame) for name, frame in difference.tables().items()}
+    tables = {name: to_json_rows(frame) for name, frame in difference.tables().items()}
     return {"sentences": difference_sentences(difference), **tables}
 
 
@@ -532,7 +534,7 @@ def bisection_document(bisection: Bisection, code: ExitCode) -> BisectionDocumen
     """Return the outcomes of several releases."""
     return BisectionDocument.derive(
         bisection,
-        **opening("bisect", code, _bisection_answer(bisection)),
+        **opening_fields("bisect", code, _bisection_answer(bisection)),
         notes=list(bisection.missed.values()),
         releases=list(bisection.rows()),
         steps=[DifferenceRecord.derive(step, **_common_fields(step)) for step in bisection.steps],

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.common.wording import DocumentLayout, count_noun, format_element, index_from
+from attncheck.common.wording import DocumentLayout, count_noun, format_element, parse_index
 from attncheck.reports.cells import State
 from attncheck.reports.document_model import (
     Block,
@@ -30,7 +30,7 @@ from attncheck.reports.document_model import (
     Table,
     Text,
 )
-from attncheck.reports.frames import Frames, cached_for_frames, documents_of, group_by_key, records
+from attncheck.reports.frames import Frames, cached_for_frames, documents_of, group_by_key, to_records
 from attncheck.reports.panels import Drawing, KeptCase, exact_array, input_text, make_drawings, read_kept_case
 from attncheck.spec import DTYPES
 from attncheck.spec.verdicts import Verdict
@@ -111,7 +111,7 @@ def computations_by_document(frames: Frames) -> dict[str, list[DocumentComputati
     wanted = {case["id"] for cases in cases_by_file.values() for case in cases}
     # As plain records, because frames are slow for many small parts.
     numbers, pairs = (
-        group_by_key(records(frame[frame["case"].isin(wanted)]), itemgetter("case"))
+        group_by_key(to_records(frame[frame["case"].isin(wanted)]), itemgetter("case"))
         for frame in (frames.numbers, frames.pairs)
     )
     return {
@@ -227,7 +227,7 @@ def _number_table(frames: Frames, rows: Rows, dtype: str, expected: Record, kept
         lines.append(
             (element_in_document(index, expected), *printed, _exact_cell(first, exact) or "\N{EN DASH}", *values)
         )
-    lines.sort(key=lambda line: index_from(str(line[0])[1:-1]))
+    lines.sort(key=lambda line: parse_index(str(line[0])[1:-1]))
     titles = [frames.title(column) for column in columns]
     headings = ["element", *([expected["basis"]] if is_printed else []), "exact", *titles]
     caption = f"{expected.get('called') or expected['name']} in {dtype}"
@@ -264,7 +264,7 @@ def _half_unit(row: Mapping[str, Any]) -> float:
 def _exact_cell(row: Mapping[str, Any], exact: Array | None) -> str:
     if row["basis"] == "exact":
         return format_computed(row["reference"], "float64", 0.0)
-    index = index_from(row["index"] or "")  # a single number stands at no index
+    index = parse_index(row["index"] or "")  # a single number stands at no index
     if exact is None or len(index) != exact.ndim or any(i >= n for i, n in zip(index, exact.shape, strict=True)):
         return ""
     return format_computed(float(exact[index]), "float64", _half_unit(row))
@@ -333,7 +333,7 @@ def spread_sentence(pairs: Rows, stage: str) -> str:
 def _matrix_block(dtype: str, rows: Rows, expected: Record) -> Block:
     """Lay the exact numbers out in the document's rows, in fewer digits."""
     places = {
-        index: index_from(element_in_document(index, expected)[1:-1]) or (0,)
+        index: parse_index(element_in_document(index, expected)[1:-1]) or (0,)
         for index in {row["index"] or "" for row in rows}
     }
     exact = {places[row["index"] or ""]: row["reference"] for row in reversed(rows)}

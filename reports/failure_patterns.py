@@ -29,7 +29,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from attncheck.common.errors import ExitCode
-from attncheck.common.wording import at_stage
+from attncheck.common.wording import format_at_stage
 from attncheck.reports.cells import State, cell_table
 from attncheck.reports.frames import Column, Frames, cached_for_frames, rows_of_column, select_failing
 from attncheck.reports.one_failure import record_axis_lengths, shape_text
@@ -42,7 +42,7 @@ from attncheck.spec import (
     OPERATIONS,
     OPTIONS,
     Options,
-    inputs_of,
+    input_specs,
 )
 from attncheck.spec.verdicts import Verdict
 
@@ -104,13 +104,13 @@ def confirmed_patterns(frames: Frames) -> tuple[FailurePattern, ...]:
     """Return the candidates that further problems confirmed."""
     return tuple(
         pattern
-        for pattern in candidates(frames)
+        for pattern in candidate_patterns(frames)
         if pattern.where in frames.asked[pattern.column.environment].confirmed.get(pattern.column.implementation, ())
     )
 
 
 @cached_for_frames
-def candidates(frames: Frames) -> tuple[FailurePattern, ...]:
+def candidate_patterns(frames: Frames) -> tuple[FailurePattern, ...]:
     """Return the features that failing cases share, at most one per implementation, or per way in which it fails."""
     patterns: list[FailurePattern] = []
     for column in frames.columns:
@@ -128,7 +128,7 @@ MISSING_CAPABILITIES = {"H differs from Hkv": "grouped_heads", "D differs from D
 """The capability that a function lacks if it fails in all cases with this feature."""
 
 
-def in_common_lines(frames: Frames) -> list[str]:
+def pattern_lines(frames: Frames) -> list[str]:
     """Return each pattern as a line."""
     return [pattern.text(with_environment=frames.has_several_environments) for pattern in confirmed_patterns(frames)]
 
@@ -142,7 +142,7 @@ def _failure_way(verdict: str, stage: str) -> str:
 
 def _failure_kind(verdict: str, stage: str) -> str:
     way = _failure_way(verdict, stage)
-    return f"{way} ({at_stage(verdict, stage)})" if way == _IS_WRONG else way
+    return f"{way} ({format_at_stage(verdict, stage)})" if way == _IS_WRONG else way
 
 
 def _patterns_among(
@@ -321,7 +321,7 @@ class Feature:
     """The tile of the feature, if it has one."""
 
 
-def parts_that_hold(
+def evaluate_feature_parts(
     where: str, known: Sequence[Record], records: Sequence[Record], dtypes: Sequence[str]
 ) -> list[list[bool]]:
     """Return, for each further record, which parts of a feature are true; empty if a part is unknown.
@@ -494,7 +494,7 @@ def set_options_and_inputs(case: Record) -> list[str]:
     if case["operation"] in OPERATIONS:
         score = options.get("score")
         with suppress(KeyError, TypeError):  # a record that another program wrote
-            optional = {name for name, spec in inputs_of(case["operation"], score).items() if not spec.required}
+            optional = {name for name, spec in input_specs(case["operation"], score).items() if not spec.required}
     return [
         *(name for name in Options.__dataclass_fields__ if options.get(name) not in (None, False)),
         *(name for name in case["inputs"] if name in optional),

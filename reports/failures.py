@@ -13,10 +13,10 @@ import pandas as pd
 
 from attncheck.reports.coverage import DOCUMENT_VERDICTS, misprints
 from attncheck.reports.failure_patterns import simplicity
-from attncheck.reports.frames import Frames, cached_for_frames, element_text, group_by_key, records, select_failing
+from attncheck.reports.frames import Frames, cached_for_frames, element_text, group_by_key, select_failing, to_records
 from attncheck.reports.json_documents import Failure
 from attncheck.reports.one_failure import EVALUATION_KEYS, failing_row_sort_key, make_failure
-from attncheck.settings.commands import command, words_of
+from attncheck.settings.commands import case_command, command_words_of
 from attncheck.spec.verdicts import Verdict
 
 RERUN_COMMANDS = ("explain", "repro")
@@ -73,7 +73,7 @@ def failures_by_case(frames: Frames, *, with_records: bool = True) -> list[Failu
 
 def failures_of(frames: Frames, rows: pd.DataFrame) -> list[Failure]:
     """Return a failure for each of some rows of results."""
-    return [_make_failure(frames, row, 1) for row in records(rows)]
+    return [_make_failure(frames, row, 1) for row in to_records(rows)]
 
 
 _stage_key = itemgetter("case", "dtype", "stage")
@@ -84,7 +84,7 @@ def _failing_rows(frames: Frames) -> dict[tuple[str, ...], list[dict[str, Any]]]
     """Return the rows that fail, by ``KEYS``: of stages, then of numbers, then of pairs."""
     tables = (frames.results, frames.numbers, frames.pairs)
     return group_by_key(
-        (row for frame in tables for row in records(select_failing(frame))), itemgetter(*EVALUATION_KEYS)
+        (row for frame in tables for row in to_records(select_failing(frame))), itemgetter(*EVALUATION_KEYS)
     )
 
 
@@ -103,6 +103,6 @@ def rerun_commands(frames: Frames, cell: Mapping[str, Any], names: Sequence[str]
 
     There are none if no command line can name the implementation, because it was passed as an object.
     """
-    words = words_of(cell["implementation"], frames.again.get(cell["environment"], {}))
+    words = command_words_of(cell["implementation"], frames.again.get(cell["environment"], {}))
     case = frames.cases[cell["case"]]
-    return tuple(command(name, case, words, cell["dtype"]) for name in names) if words else ()
+    return tuple(case_command(name, case, words, cell["dtype"]) for name in names) if words else ()

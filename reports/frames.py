@@ -34,7 +34,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from attncheck.common.errors import ResultsError
-from attncheck.common.wording import DocumentLayout, format_element, index_from, layout_of, rows_judged, truncate_list
+from attncheck.common.wording import (
+    DocumentLayout,
+    format_element,
+    format_judged_rows,
+    layout_of,
+    parse_index,
+    truncate_list,
+)
 from attncheck.results.coverage import RequestedRun
 from attncheck.results.format import COLUMNS as ROW_COLUMNS
 from attncheck.results.format import ROW_SCHEMA, Row, frame_columns
@@ -262,7 +269,7 @@ def first_failing_stages(frame: pd.DataFrame) -> pd.Series[str]:
     return frame["begins_at"].where(frame["begins_at"].notna(), frame["stage"])
 
 
-def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def to_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return a frame's rows as plain records."""
     if frame.empty:
         return []
@@ -360,7 +367,7 @@ def sampled_row_texts(frames: Frames) -> dict[str, str]:
     """Return how many query rows were judged, for each case of which only a sample was judged."""
     rows = frames.results[frames.results["query_rows"].notna()].drop_duplicates("case")
     counts_of = zip(rows["case"], rows["judged_rows"], rows["query_rows"], strict=True)
-    return {case: rows_judged(judged, queries) for case, judged, queries in counts_of}
+    return {case: format_judged_rows(judged, queries) for case, judged, queries in counts_of}
 
 
 def count_numbers(numbers: pd.DataFrame) -> int:
@@ -459,7 +466,7 @@ def _look_up_pairs(
 
 def _select_and_sort(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     names = ("case", "dtype", "environment", "implementation", "stage", "other_environment", "other", "basis", "index")
-    orders: Mapping[str, Callable[[str], Any]] = {"dtype": DTYPES.index, "stage": stage_sort_key, "index": index_from}
+    orders: Mapping[str, Callable[[str], Any]] = {"dtype": DTYPES.index, "stage": stage_sort_key, "index": parse_index}
     keys = [_ranks(rows[name], orders.get(name, str)) for name in names]
     return rows[list(columns)].take(np.lexsort(keys[::-1])).reset_index(drop=True)
 

@@ -315,12 +315,12 @@ def make_header(command: str) -> Header:
     return Header(version=version("attncheck"), schema=SCHEMA_VERSION, command=command)
 
 
-def opening(command: str, code: int, answer: str) -> Mapping[str, Any]:
+def opening_fields(command: str, code: int, answer: str) -> Mapping[str, Any]:
     """Return the fields that every document begins with."""
     return {"attncheck": make_header(command), "exit_code": int(code), "answer": answer}
 
 
-def document_text(document: Document) -> str:
+def document_to_json(document: Document) -> str:
     """Return a document as JSON, with a line break at its end."""
     # Half of a character, of a file's name that is not Unicode, can only be written as an escape.
     return (
@@ -375,4 +375,4 @@ def make_error_document(
 ) -> ErrorDocument:
     """Return the document of a command without an outcome, for an error of any kind."""
     error = ErrorRecord(kind=kind, message=message, faults=faults)
-    return ErrorDocument(**opening(command, code, message.split("\n", 1)[0]), error=error)
+    return ErrorDocument(**opening_fields(command, code, message.split("\n", 1)[0]), error=error)

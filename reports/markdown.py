@@ -40,7 +40,7 @@ from attncheck.reports.documents import (
     expectation_parts,
     source_blocks,
 )
-from attncheck.reports.frames import Column, Frames, element_text, group_by_key, records, sampled_row_texts
+from attncheck.reports.frames import Column, Frames, element_text, group_by_key, sampled_row_texts, to_records
 from attncheck.reports.summary import make_summary, verdict_table
 
 _MAX_LISTED = 50
@@ -81,7 +81,7 @@ def _largest_differences(frames: Frames) -> Section | None:
     pairs = frames.pairs[frames.pairs["ratio"].notna()]
     pairs = pairs.sort_values(["ratio", "difference"], ascending=False, kind="stable").head(_MAX_DIFFERENCES)
     rows: list[tuple[Inline, ...]] = []
-    for row in records(pairs):
+    for row in to_records(pairs):
         digits = 9 if row["dtype"] == "float32" else 17
         rows.append(
             (

@@ -16,9 +16,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from attncheck.common.errors import ResultsError
-from attncheck.judging.xfail import ExpectedStage, expected_stages, inherited
+from attncheck.judging.xfail import ExpectedStage, earliest_expected_stages, mark_inherited
 from attncheck.reports.frames import Merged
-from attncheck.results.format import INPUTS, ROW_SCHEMA, Row, bound_name
+from attncheck.results.format import INPUTS, ROW_SCHEMA, Row, bound_array_name
 from attncheck.results.parts import ArrayParts
 from attncheck.results.reader import Run
 from attncheck.results.records import differing_cases, first_differing_input
@@ -124,7 +124,7 @@ class _CrossRunComparison:
                     bounds[name] = {**bounds.get(name, {}), **stages}
                     continue
                 operation = run.cases[case]["operation"] if case in run.cases else operation
-                expected = expected_stages(self._xfails.get((run.label, case, dtype), ())).get(name)
+                expected = earliest_expected_stages(self._xfails.get((run.label, case, dtype), ())).get(name)
                 subjects[_Subject(name, run.label, rounding_model, expected)] = stages
         yield from _pair_rows(Row(case, operation, dtype, "", "pair", "", Verdict.AGREE), subjects, bounds)
 
@@ -140,10 +140,10 @@ def _pair_rows(
             continue
         named = {"first": subjects[first], "second": subjects[second]}
         allowed = {
-            name: bounds.get(bound_name(subject.rounding_model), {})
+            name: bounds.get(bound_array_name(subject.rounding_model), {})
             for name, subject in (("first", first), ("second", second))
         }
         for (_, _, stage), comparison in judge_pairs(named, allowed).items():
             row = pair_row(blank, first.implementation, second.implementation, stage, comparison)
-            row = inherited(row, [member.xfail for member in (first, second) if member.xfail])
+            row = mark_inherited(row, [member.xfail for member in (first, second) if member.xfail])
             yield asdict(row) | {"environment": first.environment, "other_environment": second.environment}

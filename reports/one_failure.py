@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from attncheck.common.wording import DocumentLayout, format_distinct, format_element, format_ratio, index_from
-from attncheck.reading.shapes import axis_lengths, lengths_text
+from attncheck.common.wording import DocumentLayout, format_distinct, format_element, format_ratio, parse_index
+from attncheck.reading.shapes import axis_lengths, format_lengths
 from attncheck.reports.json_documents import Failure
 from attncheck.results.format import FAILURE_NUMBERS, Row
 from attncheck.spec import OPERATIONS, stage_position
@@ -87,7 +87,7 @@ def _element_numbers(row: _Row) -> dict[str, Any]:
     return {
         "element_stage": row["stage"],
         # An index of several elements, such as a range, is left out.
-        "element": list(index_from(index)) if not index or _ELEMENT_PATTERN.fullmatch(index) else None,
+        "element": list(parse_index(index)) if not index or _ELEMENT_PATTERN.fullmatch(index) else None,
         "computed": float(row["value"]),
         "exact": float(row["reference"]),
         "error": _optional_float(row["difference"]),
@@ -118,7 +118,7 @@ def shape_text(case: Mapping[str, Any]) -> str:
         >>> shape_text({"operation": "attention", "options": {}, "inputs": inputs})
         'B=1 H=4 Hkv=2 Lq=3 Lk=5 D=8 Dv=6'
     """
-    return lengths_text(record_axis_lengths(case))
+    return format_lengths(record_axis_lengths(case))
 
 
 def wrong_element_text(failure: Failure, layout: DocumentLayout | None, *, of_several: bool) -> str:

@@ -14,16 +14,16 @@ from attncheck.reports.defects import find_defects, first_commands
 from attncheck.reports.document_model import plain_text
 from attncheck.reports.failure_patterns import confirmed_patterns
 from attncheck.reports.failures import find_failures
-from attncheck.reports.frames import Frames, group_by_key, records
+from attncheck.reports.frames import Frames, group_by_key, to_records
 from attncheck.reports.summary import make_summary, verdict_table
 from attncheck.results.format import Row
 
 _MAX_COMMANDS = 3
 
 
-def rows_of(frame: pd.DataFrame) -> list[json_documents.Row]:
+def to_json_rows(frame: pd.DataFrame) -> list[json_documents.Row]:
     """Return a frame's rows; a cell without a value is None."""
-    return [{name: None if pd.isna(value) else value for name, value in row.items()} for row in records(frame)]
+    return [{name: None if pd.isna(value) else value for name, value in row.items()} for row in to_records(frame)]
 
 
 def first_command_of_each(failures: Iterable[json_documents.Failure]) -> list[str]:
@@ -49,7 +49,7 @@ def outcome_document(
         name: {title: properties.worst_row(rows) for title, rows in cells.items()} for name, cells in asked.items()
     }
     return json_documents.Outcome(
-        **json_documents.opening(command, code, answer.word),
+        **json_documents.opening_fields(command, code, answer.word),
         defects=[
             json_documents.DefectRecord.derive(
                 defect, diagnosis=defect.diagnosis or None, dtypes=list(filter(None, defect.dtypes))
@@ -102,7 +102,7 @@ def properties_document(
     """Return every test of a property; ``again`` has the words that name an implementation on a command line."""
     commands = (properties.explain_command(row, again) for row in properties.worst_failing_rows(rows)[:1])
     return json_documents.PropertiesDocument(
-        **json_documents.opening("properties", code, properties.properties_sentence(rows)),
+        **json_documents.opening_fields("properties", code, properties.properties_sentence(rows)),
         next=[item for item in commands if item],
         notes=list(notes),
         properties=[

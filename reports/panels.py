@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.common.wording import DocumentLayout, format_distinct, format_element, index_from
+from attncheck.common.wording import DocumentLayout, format_distinct, format_element, parse_index
 from attncheck.reports.frames import KeptArrays
 from attncheck.results.format import EXACT, INPUTS
-from attncheck.spec import LOGITS, MEANS, ON_SCORES, PROJECTIONS, STAGES
+from attncheck.spec import LOGITS, MEANS, PROJECTIONS, STAGES, STAGES_ON_SCORES
 from attncheck.spec.quantities import QUANTITIES
 
 Array = NDArray[Any]
@@ -265,7 +265,7 @@ _COLOUR_OF_STAGE = (
 _UNDRAWN_STAGES = frozenset({"log_sum_exp"})
 _PER_TOKEN_STAGES = frozenset({*PROJECTIONS, *MEANS, "applied_values"})
 """Arrays with a row per token, or a column if a document writes vectors as columns."""
-_PER_KEY_STAGES = frozenset({*ON_SCORES, "mask", "bias"})
+_PER_KEY_STAGES = frozenset({*STAGES_ON_SCORES, "mask", "bias"})
 
 
 PrintedNumbers = Mapping[str, Mapping[str, str]]
@@ -381,7 +381,7 @@ def _with_misprints(
     """Add the misprints of an array to its panels."""
     printed_by_panel: dict[int, dict[tuple[int, int], str]] = {}
     for text, number in printed.items():
-        index = index_from(text)
+        index = parse_index(text)
         if len(index) != array.ndim or any(place >= length for place, length in zip(index, array.shape, strict=True)):
             continue  # another program wrote these results
         *leading, row, column = (0, *index) if array.ndim == 1 else index

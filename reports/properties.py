@@ -9,7 +9,7 @@ from attncheck.common.errors import ExitCode
 from attncheck.common.wording import count_noun, format_element
 from attncheck.reports.frames import Frames, cached_for_frames, group_by_key
 from attncheck.results.format import Row
-from attncheck.settings.commands import shell_command, words_of
+from attncheck.settings.commands import command_words_of, shell_command
 from attncheck.spec import PROPERTIES
 from attncheck.spec.verdicts import PropertyOutcome
 
@@ -116,7 +116,7 @@ def property_facts(row: Row) -> dict[str, str]:
 
 def explain_command(row: Row, again: Mapping[str, Sequence[str]]) -> str:
     """Return the command that explains a row; empty if no command line can name the implementation."""
-    words = words_of(row.implementation, again)
+    words = command_words_of(row.implementation, again)
     if not words:
         return ""
     where = ["--cases", row.case, "--property", row.property_name, "--dtype", row.dtype, "--explain"]

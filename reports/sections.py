@@ -25,7 +25,7 @@ from attncheck.reports.document_model import (
     Text,
     more_in_files,
 )
-from attncheck.reports.failure_patterns import describe_case, in_common_lines
+from attncheck.reports.failure_patterns import describe_case, pattern_lines
 from attncheck.reports.frames import (
     Column,
     Frames,
@@ -170,7 +170,7 @@ def defects_section(
     rest = [more_in_files(count_noun(more, "more defect"), "results.csv", "numbers.csv")] if more else []
     lines = (
         *defects.declaration_lines(frames),
-        *(f"{truncate(line, most_letters)}." for line in in_common_lines(frames)),
+        *(f"{truncate(line, most_letters)}." for line in pattern_lines(frames)),
     )
     common = [Text(Mark(line, "strong"), "in-common") for line in lines]
     return Section("What is wrong", "wrong", [*common, Entries(entries), *rest, *maps])

@@ -11,13 +11,13 @@ from attncheck.reports.coverage import selection_sentences, shortfall_lines
 from attncheck.reports.defects import (
     Defect,
     declaration_lines,
-    defects_of,
+    defects_of_column,
     diagnosis_sentence,
     find_defects,
     first_commands,
 )
 from attncheck.reports.document_model import Text
-from attncheck.reports.failure_patterns import in_common_lines
+from attncheck.reports.failure_patterns import pattern_lines
 from attncheck.reports.frames import Frames
 from attncheck.reports.properties import (
     broken_properties,
@@ -80,10 +80,10 @@ def _broken_property_lines(broken: Sequence[tuple[Row, str]]) -> Iterator[Line]:
 
 def _answer_lines(frames: Frames, announced: Collection[str], *, quiet: bool) -> Iterator[Line]:
     """Yield which implementations agree or are wrong, and what the failing cases of wrong ones have in common."""
-    answer, wrong = make_summary(frames), [column for column in frames.columns if defects_of(frames, column)]
+    answer, wrong = make_summary(frames), [column for column in frames.columns if defects_of_column(frames, column)]
     if quiet:
         yield from (Text(f"too little was judged: {line}", "red") for line in shortfall_lines(frames))
-    texts = {column: text for column in wrong if (text := diagnosis_sentence(defects_of(frames, column)))}
+    texts = {column: text for column in wrong if (text := diagnosis_sentence(defects_of_column(frames, column)))}
     first = answer.word
     is_of_one = len(wrong) == 1 and first.startswith(wrong[0].implementation)
     if texts and is_of_one and ";" not in first and ". " not in first:
@@ -92,7 +92,7 @@ def _answer_lines(frames: Frames, announced: Collection[str], *, quiet: bool) ->
     opening = first if quiet or first != answer.word else answer.first_line.removesuffix(".")
     lines = [f"{opening}."] if not quiet or first != answer.word else []
     lines += [f"{frames.title(column, with_version=False)}: {text}." for column, text in texts.items()]
-    lines += [*declaration_lines(frames), *(f"{line}." for line in in_common_lines(frames))]
+    lines += [*declaration_lines(frames), *(f"{line}." for line in pattern_lines(frames))]
     yield from (Text(_LINE_BREAK.sub(" ", line), "bold") for line in lines)
     if not quiet:
         yield from [f"{answer.judged}."] if first != answer.word and answer.judged else []

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from attncheck.backends import EAGER_MODE, EVERYTHING
+from attncheck.backends import ALL_ENTRIES, EAGER_MODE
 from attncheck.common.errors import ExitCode
-from attncheck.common.wording import READ_AS, count_noun, join_words, truncate_list
+from attncheck.common.wording import READ_AS_PREFIX, count_noun, join_words, truncate_list
 from attncheck.reports import coverage
 from attncheck.reports.cells import FAILS_A_RUN, Cell, cell_table
 from attncheck.reports.document_model import Inline, Mark
@@ -83,7 +83,7 @@ _OMISSION_SENTENCES = (
 """Functions that list padded cases, cases that others stand for, undeclared dtypes, and the selection of a run."""
 
 
-def exit_code_of(frames: Frames) -> ExitCode:
+def comparison_exit_code(frames: Frames) -> ExitCode:
     """Return the exit code of a comparison; the first that applies."""
     bad = pd.concat([select_failing(frames.results), select_failing(frames.numbers), select_failing(frames.pairs)])
     codes = {Verdict(verdict).exit_code for verdict in bad["verdict"]}
@@ -418,7 +418,7 @@ def _declarations_text(frames: Frames, entries: Sequence[coverage.Coverage]) -> 
         )
         declared = frames.asked[column.environment].conventions.get(column.implementation, {})
         if words := [values[declared[name]] for name, values in DECLARABLE.items() if name in declared]:
-            parts.append(f", {whose}{READ_AS}{join_words(words)}")
+            parts.append(f", {whose}{READ_AS_PREFIX}{join_words(words)}")
         classes = frames.classes.get(column.key, {})
         if traded := {dtype: name for dtype, name in classes.items() if is_composed(name)}:
             ran = frames.results["dtype"][frames.results["implementation"].eq(column.implementation)].unique()
@@ -492,7 +492,7 @@ def _short_implementation_name(frames: Frames, column: Column) -> str:
     """Name an implementation: the default mode of a framework, if no other mode ran, only by the framework."""
     framework, _, mode = column.implementation.partition(".")
     alike = {peer.implementation for peer in frames.columns if peer.implementation.startswith(f"{framework}.")}
-    default = EVERYTHING[framework].default_mode if framework in EVERYTHING else EAGER_MODE
+    default = ALL_ENTRIES[framework].default_mode if framework in ALL_ENTRIES else EAGER_MODE
     short = framework if mode == default and len(alike) == 1 else column.implementation
     same = sum(peer.implementation == column.implementation for peer in frames.columns)
     return f"{short} ({column.environment})" if same > 1 else short

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from attncheck.backends import EVERYTHING
+from attncheck.backends import ALL_ENTRIES
 from attncheck.common.errors import ResultsError
 from attncheck.reports.cells import State
 from attncheck.reports.document_model import (
@@ -160,7 +160,7 @@ def _implementation_description(name: str) -> str:
     """Return the description of an implementation; empty if this version of attncheck does not have it."""
     framework, _, mode = name.partition(".")
     try:
-        return EVERYTHING[framework].mode_named(mode).description
+        return ALL_ENTRIES[framework].mode_named(mode).description
     except KeyError:
         return ""
 

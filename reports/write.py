@@ -31,7 +31,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 import pandas as pd
 
 from attncheck.common.errors import ExitCode, OutputError, ResultsError
-from attncheck.common.wording import ESCAPED
+from attncheck.common.wording import ESCAPED_CHARACTERS
 from attncheck.reports.cells import Cell, State, cell_table
 from attncheck.reports.coverage import (
     Coverage,
@@ -48,10 +48,10 @@ from attncheck.reports.frames import (
     Frames,
     group_by_key,
     property_columns,
-    records,
     rows_of_column,
     select_expected_failures,
     split_by,
+    to_records,
 )
 from attncheck.reports.html.page import render_html_pieces
 from attncheck.reports.json_documents import Failure
@@ -69,7 +69,7 @@ _FORMULA_PATTERN = re.compile(rf"\s*{_FORMULA_SIGN}|[\t\n]")
 _INNER_FORMULA_PATTERN = re.compile(rf"([;\t\n]\s*)(?={_FORMULA_SIGN})")
 _NUMBER_PATTERN = re.compile(r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|inf|nan)")
 _LINE_BREAK_PATTERN = re.compile(r"\r\n?")
-_CONTROL_PATTERN = re.compile(rf"(?![\t\n]){ESCAPED.pattern}")
+_CONTROL_PATTERN = re.compile(rf"(?![\t\n]){ESCAPED_CHARACTERS.pattern}")
 
 
 def write_csv(frame: pd.DataFrame, path: Path) -> None:
@@ -327,18 +327,18 @@ def _implementation_suites(frames: Frames) -> Iterator[Suite]:
     notes: _Notes = {
         state: {
             tuple(row[key] for key in EVALUATION_KEYS): row
-            for row in records(of_state.drop_duplicates(list(EVALUATION_KEYS)))
+            for row in to_records(of_state.drop_duplicates(list(EVALUATION_KEYS)))
         }
         for state, of_state in rows.items()
     }
     table = cell_table(frames)
-    environments = {record["environment"]: record for record in records(frames.environments)}
+    environments = {record["environment"]: record for record in to_records(frames.environments)}
     for judged in coverage_by_column(frames):
         column, times = (
             judged.column,
             rows_of_column(frames.times, judged.column) if len(frames.times) else frames.times,
         )
-        seconds = {(row["case"], row["dtype"]): row["seconds"] for row in records(times)}
+        seconds = {(row["case"], row["dtype"]): row["seconds"] for row in to_records(times)}
         tests = [_suite_properties(column, environments[column.environment], judged)]
         for case, cells in table.items():
             for dtype, cell in cells.get(column, {}).items():

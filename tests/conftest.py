@@ -18,13 +18,13 @@ from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 from tables import CASES
 
-from attncheck.backends import BACKENDS, EVERYTHING, BackendEntry, numpy_backend
+from attncheck.backends import ALL_ENTRIES, BACKENDS, BackendEntry, numpy_backend
 from attncheck.common.processors import ISA_VARIABLE
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.execution.operations import run_operation
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs, inputs_in, problem_of
+from attncheck.reading.inputs import RoundedInputs, make_inputs, problem_from_case
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row, StoredArray
 from attncheck.results.reader import Run, read_run
@@ -46,7 +46,7 @@ settings.load_profile("attncheck")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give every framework and library of the table a marker, for the tests that need it."""
-    for name, entry in EVERYTHING.items():
+    for name, entry in ALL_ENTRIES.items():
         config.addinivalue_line("markers", f"{name}: needs {entry.packages[0]}")
 
 
@@ -55,7 +55,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
     Where a processor is emulated, commands name it: tests of frameworks know, others expect commands as they are.
     """
-    needed = [entry for name, entry in EVERYTHING.items() if item.get_closest_marker(name) is not None]
+    needed = [entry for name, entry in ALL_ENTRIES.items() if item.get_closest_marker(name) is not None]
     for entry in needed:
         if not entry.is_installed:
             pytest.skip(f"{entry.packages[0]} is not installed")
@@ -74,14 +74,14 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def compute() -> Callable[[Case, str], tuple[Inputs, Stages]]:
+def compute() -> Callable[[Case, str], tuple[RoundedInputs, Stages]]:
     """Return what makes a case's inputs in a dtype and runs them through the NumPy backend."""
     backend = BACKENDS["numpy"].load()
 
-    def run(case: Case, dtype: str) -> tuple[Inputs, Stages]:
-        inputs = inputs_in(case, dtype)
+    def run(case: Case, dtype: str) -> tuple[RoundedInputs, Stages]:
+        inputs = make_inputs(case, dtype)
         with np.errstate(all="ignore"):
-            called = problem_of(case, inputs).as_call()
+            called = problem_from_case(case, inputs).as_call()
             stages = run_operation(backend, case.operation, called.inputs, called.options)
         return inputs, dict(stages)
 

@@ -19,7 +19,7 @@ from attncheck.diagnosis.declared import truth_for_implementation
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed
-from attncheck.judging.judge_implementation import judge_implementation, with_faults
+from attncheck.judging.judge_implementation import judge_implementation, mark_faults
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.reading.case import Case
 from attncheck.spec import CONVENTIONS, ROUNDING_MODELS
@@ -155,12 +155,12 @@ def _judge_by_class(
             by_class: dict[str, list[StageJudgement]] = {}
             for name in names:
                 judged = judge_implementation(truth, outcome.stages, case.stage_shapes, name, known)
-                judged = with_faults(judged, outcome.faults)
+                judged = mark_faults(judged, outcome.faults)
                 by_class[name] = [stage for stage in judged.judgements if stage.verdict is not Verdict.SEMANTIC]
             yield case, by_class
 
 
-def lines_of(accuracy: MeasuredAccuracy) -> Iterator[str]:
+def format_accuracy(accuracy: MeasuredAccuracy) -> Iterator[str]:
     """Yield the result for people: a line for each class, and the line that would declare the tightest."""
     of = f"{accuracy.computed:,} of {count_noun(accuracy.asked, 'case')}"
     yield f"{accuracy.implementation} in {accuracy.dtype}, {of} computed. Used: largest error / what the class permits."

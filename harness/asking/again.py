@@ -19,9 +19,9 @@ from attncheck.asking.question import Question
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.runner import group_by_process
 from attncheck.reading.case import Case, case_record
-from attncheck.reading.selection import read_by_address
-from attncheck.results.last_failed import CaseInDtype, Checked, failure_text, killed_the_worker
-from attncheck.results.records import changed
+from attncheck.reading.selection import read_cases_at_addresses
+from attncheck.results.last_failed import CaseInDtype, CheckRecord, failure_text, has_killed_worker
+from attncheck.results.records import describe_case_changes
 
 MAX_TRIES = 60
 """New processes that one search for a minimal sequence may start; each costs at least the import of a framework. A
@@ -80,23 +80,25 @@ def ask_again(
     return replace(attempts.failing[-1], repeated=replace(repeated, needed=tuple(needed), are_fewest=are_fewest))
 
 
-def failure_in(checked: Checked, implementation: Implementation, question: Question) -> ReportedFailure | None:
+def find_reported_failure(
+    checked: CheckRecord, implementation: Implementation, question: Question
+) -> ReportedFailure | None:
     """Return the failure that a check reported; None if there was none, or if the case has changed since."""
     case = question.case
     record = checked.cases.get(case.id)
-    if record is None or changed(record, case_record(case, {})):
+    if record is None or describe_case_changes(record, case_record(case, {})):
         return None
 
     def read(identities: Iterable[str]) -> Mapping[str, Case]:
-        return read_by_address({identity: checked.address(identity) or identity for identity in identities})
+        return read_cases_at_addresses({identity: checked.address(identity) or identity for identity in identities})
 
     path = Path(implementation.declared.module)
     is_younger = path.suffix == ".py" and path.is_file() and path.stat().st_mtime > checked.written
     remark = f"{path.name} has changed since" if is_younger else ""
-    return failure_among(checked.asked(implementation.name), question.key, implementation, read, remark)
+    return find_failure_among_calls(checked.asked(implementation.name), question.key, implementation, read, remark)
 
 
-def failure_among(
+def find_failure_among_calls(
     asked: Mapping[CaseInDtype, str],
     where: CaseInDtype,
     implementation: Implementation,
@@ -125,7 +127,7 @@ def failure_among(
     return ReportedFailure(description, preceding, remark=remark)
 
 
-def failure_of_answer(answer: Answer, preceding: Sequence[Question]) -> ReportedFailure:
+def reported_failure_from_answer(answer: Answer, preceding: Sequence[Question]) -> ReportedFailure:
     """Return the failure of an answer that is still in memory, after the calls that preceded it."""
     failing = next((judgement for judgement in answer.judgements if judgement.verdict.exit_code), None)
     description = answer.failure if failing is None else failure_text(failing.verdict, failing.stage, failing.message)
@@ -136,7 +138,7 @@ def calls_before(asked: Mapping[CaseInDtype, str], evaluation: CaseInDtype, dtyp
     """Return the calls that a worker for these dtypes made before an evaluation, since it was last started."""
     evaluations = [call for call in asked if call[1] in dtypes]
     earlier = evaluations[: evaluations.index(evaluation)] if evaluation in evaluations else []
-    deaths = [number for number, call in enumerate(earlier) if killed_the_worker(asked[call])]
+    deaths = [number for number, call in enumerate(earlier) if has_killed_worker(asked[call])]
     return earlier[deaths[-1] + 1 :] if deaths else earlier
 
 

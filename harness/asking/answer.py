@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from attncheck.asking.question import Question
 from attncheck.common.store import NO_STORE, Store
 from attncheck.diagnosis.declared import truth_for_implementation
-from attncheck.diagnosis.examine import DiagnosedStages, examine
+from attncheck.diagnosis.examine import DiagnosedStages, examine_outcome
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed, Failure, Outcome
-from attncheck.judging.judge_stages import StageJudgement, sound_stages
+from attncheck.judging.judge_stages import StageJudgement, well_formed_stages
 from attncheck.judging.stage_bounds import Conditioning, measure_conditioning
 from attncheck.judging.truth import Truth
-from attncheck.judging.units import own_empty_rows
+from attncheck.judging.units import known_empty_rows
 from attncheck.judging.xfail import (
     ExpectedFailureRecord,
     KnownEmptyRows,
@@ -181,7 +181,7 @@ def judge_outcome(
     assert isinstance(outcome, Computed), "an outcome is one or the other"
     truth = truth_for_implementation(implementation, case, question.inputs, outcome.stages, store)
     known = known_empty_rows_of_call(implementation, outcome, expected_failures, question)
-    examined = examine(blank, case, truth, outcome, rounding_model, known)
+    examined = examine_outcome(blank, case, truth, outcome, rounding_model, known)
     judged = examined.judged
     return Answer(
         *asked,
@@ -199,7 +199,7 @@ def known_empty_rows_of_call(
     implementation: Implementation, outcome: Computed, expected_failures: Sequence[ExpectedFailure], question: Question
 ) -> KnownEmptyRows:
     """Return the known results of an implementation for a query without a key."""
-    known = own_empty_rows(implementation, expected_failures, *question.key)
+    known = known_empty_rows(implementation, expected_failures, *question.key)
     return replace(known, is_asked=not outcome.not_asked)
 
 
@@ -209,7 +209,7 @@ def _conditioning_by_stage(
     """Return the condition numbers of the stages that were measured."""
     measured = {judgement.stage for judgement in judged.judgements if judgement.accumulated is not None}
     returned = truth.for_returned(outcome.stages)
-    sound = sound_stages(returned, outcome.stages, case.stage_shapes)
+    sound = well_formed_stages(returned, outcome.stages, case.stage_shapes)
     return {
         name: large
         for name, array in sound.items()

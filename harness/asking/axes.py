@@ -17,8 +17,8 @@ from attncheck.backends.families import FAMILIES
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.worker import Computed
-from attncheck.execution.workers import Workers
-from attncheck.judging.judge_stages import agrees
+from attncheck.execution.workers import WorkerPool
+from attncheck.judging.judge_stages import stage_agrees
 from attncheck.judging.truth import find_truth
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
@@ -58,7 +58,7 @@ def _attends_over_heads(implementation: Implementation, limits: Limits) -> bool:
     shape = 1, _HEADS, _LENGTH, _WIDTH
     inputs = {name: round_to(random.standard_normal(shape), dtype) for name in ("query", "key", "value")}
     problem = Problem("attention", {}, inputs, dtype)
-    with closing(Workers(limits, probes_state=False)) as workers:
+    with closing(WorkerPool(limits, probes_state=False)) as workers:
         outcome = workers.worker_for(implementation, dtype).evaluate(problem)
     if not isinstance(outcome, Computed) or rounding_model is None:
         return False
@@ -75,4 +75,4 @@ def _swap_heads_and_positions(array: Array) -> Array:
 
 def _is_right(problem: Problem, output: Array, rounding_model: str) -> bool:
     truth = find_truth(problem, whole=True).for_returned({"output": output})
-    return agrees(truth.reference("output", rounding_model, output), output)
+    return stage_agrees(truth.reference("output", rounding_model, output), output)

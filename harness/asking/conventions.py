@@ -24,14 +24,14 @@ import numpy as np
 from attncheck.backends.families import FAMILIES
 from attncheck.common.errors import UsageError
 from attncheck.diagnosis.declared import rewrite_for_conventions
-from attncheck.diagnosis.readings import ASKED, problems_read_as
+from attncheck.diagnosis.readings import READINGS_BY_QUESTION, problems_read_as
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.padding import unsupported_reason
 from attncheck.execution.runner import GroupRunner
 from attncheck.execution.worker import Computed, Failure, Outcome
-from attncheck.execution.workers import Workers
-from attncheck.judging.judge_stages import agrees
+from attncheck.execution.workers import WorkerPool
+from attncheck.judging.judge_stages import stage_agrees
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
@@ -116,7 +116,9 @@ def _make_question(
     name: str, asks: str, call: Problem, words: str, meant: Problem | None = None, from_the_end: Problem | None = None
 ) -> ConventionQuestion:
     """Return a question whose first meaning is the call itself or another one, and whose others are readings."""
-    readings = [CallMeaning(text, problems_read_as(reading, call)[0]) for reading, text in ASKED[name].items()]
+    readings = [
+        CallMeaning(text, problems_read_as(reading, call)[0]) for reading, text in READINGS_BY_QUESTION[name].items()
+    ]
     meanings = (CallMeaning(words, meant or call), *readings)
     return ConventionQuestion(name, asks, call, meanings, from_the_end=from_the_end)
 
@@ -275,7 +277,9 @@ def _hidden_number_questions() -> Iterable[ConventionQuestion]:
 
 def _add_declarations(question: ConventionQuestion) -> ConventionQuestion:
     """Return a question with the declarations of its meanings that are readings."""
-    options = {words: CONVENTION_OF_READING.get(name) for name, words in ASKED.get(question.name, {}).items()}
+    options = {
+        words: CONVENTION_OF_READING.get(name) for name, words in READINGS_BY_QUESTION.get(question.name, {}).items()
+    }
     of_readings = {words: option for words, option in options.items() if option is not None}
     return replace(question, declaration={**of_readings, **question.declaration})
 
@@ -347,7 +351,7 @@ def measured_reading_names(answers: Sequence[MeasuredConvention]) -> list[str]:
         words, question = answer.means, answer.question
         if answer.kind != "measured" or not answer.departs:
             continue
-        names = [name for name, text in ASKED.get(question.name, {}).items() if text == words]
+        names = [name for name, text in READINGS_BY_QUESTION.get(question.name, {}).items() if text == words]
         option = question.declaration.get(words)
         readings |= dict.fromkeys(
             names or [name for name, declared in CONVENTION_OF_READING.items() if declared == option]
@@ -355,7 +359,7 @@ def measured_reading_names(answers: Sequence[MeasuredConvention]) -> list[str]:
     return list(readings)
 
 
-def ask_within(implementation: Implementation, seconds: float, limits: Limits) -> list[str]:
+def measure_conventions_within(implementation: Implementation, seconds: float, limits: Limits) -> list[str]:
     """Return the readings that are measured of a user's implementation in so many seconds.
 
     Questions whose keywords it lacks are left out, and those after the time.
@@ -365,7 +369,7 @@ def ask_within(implementation: Implementation, seconds: float, limits: Limits) -
     until = time.monotonic() + seconds
     problems = ((asked, asked.call) for asked in QUESTIONS if asked.is_in_cases)
     questions = [asked for asked, call in problems if unsupported_reason(implementation, call, lambda: call) is None]  # noqa: B023
-    return measured_reading_names(ask_all(implementation, None, limits, questions, until))
+    return measured_reading_names(measure_all_conventions(implementation, None, limits, questions, until))
 
 
 def most_exact_dtype(implementation: Implementation, wanted: str | None = None) -> str:
@@ -383,7 +387,7 @@ def most_exact_dtype(implementation: Implementation, wanted: str | None = None) 
     return chosen
 
 
-def ask_all(
+def measure_all_conventions(
     implementation: Implementation,
     dtype: str | None = None,
     limits: Limits | None = None,
@@ -402,7 +406,7 @@ def ask_all(
     if family is not None and family.corner == "bottom right":
         questions = [question.counted_from_the_end(family.says_causal) for question in questions]
     chosen = most_exact_dtype(implementation, dtype)
-    with closing(Workers(limits, probes_state=False)) as workers:
+    with closing(WorkerPool(limits, probes_state=False)) as workers:
         runner = workers.worker_for(implementation, chosen)
         in_time = takewhile(lambda _: time.monotonic() < until, questions)
         return [_measure_question(question, implementation, chosen, runner) for question in in_time]
@@ -515,7 +519,7 @@ def matches_meaning(
         return False
     truth = truth.for_returned({question.stage: array})
     if meaning.factor == 1:
-        return agrees(truth.reference(question.stage, rounding_model, array), array)
+        return stage_agrees(truth.reference(question.stage, rounding_model, array), array)
     # A result in another unit is rounded to a neighbouring exponent at most, and so are its parts.
     allowed = _UNIT_CHANGE_SLACK * (truth.bounds.of(rounding_model)[question.stage].max_error + exact.radius)
     return bool((np.abs(array.astype(np.float64) * meaning.factor - exact.high) <= allowed).all())

@@ -23,9 +23,9 @@ from attncheck.common.store import NO_STORE, Store
 from attncheck.execution.call import Limits, WorkerProcesses
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed, Failure, Outcome
-from attncheck.execution.workers import Workers
+from attncheck.execution.workers import WorkerPool
 from attncheck.reading.expected_failures import ExpectedFailure
-from attncheck.settings.config import expected_failures_of
+from attncheck.settings.config import load_expected_failures_of
 
 
 class Engine:
@@ -44,7 +44,7 @@ class Engine:
             store: The store of exact answers.
             expected_failures: The expected failures; None for the bundled lists and those of the project.
         """
-        self.workers = Workers(limits)
+        self.workers = WorkerPool(limits)
         self.store = store
         self._expected_failures = expected_failures
         self._expected_of: dict[str, Sequence[ExpectedFailure]] = {}
@@ -100,7 +100,7 @@ class Engine:
             return self._expected_failures
         name = implementation.entry.name
         if name not in self._expected_of:
-            self._expected_of[name] = expected_failures_of([name])
+            self._expected_of[name] = load_expected_failures_of([name])
         return self._expected_of[name]
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs, inputs_in, problem_of
+from attncheck.reading.inputs import RoundedInputs, make_inputs, problem_from_case
 from attncheck.reading.problem import Problem
 
 
@@ -23,11 +23,11 @@ class Question:
         return self.case.id, self.dtype
 
     @cached_property
-    def inputs(self) -> Inputs:
+    def inputs(self) -> RoundedInputs:
         """The arrays that are passed, drawn once."""
-        return inputs_in(self.case, self.dtype)
+        return make_inputs(self.case, self.dtype)
 
     @property
     def problem(self) -> Problem:
         """The call as a worker gets it."""
-        return problem_of(self.case, self.inputs).as_call()
+        return problem_from_case(self.case, self.inputs).as_call()

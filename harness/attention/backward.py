@@ -22,7 +22,7 @@ from attncheck.attention.errors import (
     Operand,
     Real,
     add_errors,
-    every_head,
+    broadcast_heads,
     matmul_variance,
     quantization_error,
     quantized_operand,
@@ -33,12 +33,12 @@ from attncheck.attention.errors import (
 )
 from attncheck.attention.flags import pass_through
 from attncheck.attention.logits import (
-    cap_of,
     exact_grad_scores,
     exact_softcap_slope,
     max_tanh_change,
+    softcap_of,
     tanh_derivative,
-    through_mask,
+    zero_filled_gradients,
 )
 from attncheck.attention.problem import Computation
 from attncheck.attention.scores import scale_of
@@ -138,7 +138,9 @@ def _backward_weights_error(
 
 def _exponent_variance_from_keys(problem: Computation, query: Operand, square: Real) -> Real:
     """Return the variance of exponents, (B, H, Lq, T), from that of the keys' elements, (B, Hkv, T, D)."""
-    variance: Real = scale_of(problem) ** 2 * (query.value**2 @ transposed(every_head(square, query.value.shape[1])))
+    variance: Real = scale_of(problem) ** 2 * (
+        query.value**2 @ transposed(broadcast_heads(square, query.value.shape[1]))
+    )
     return variance
 
 
@@ -180,9 +182,9 @@ class GradWeights:
 def _grad_weights_error(at: ErrorContext, grad_output: Operand, value: Operand) -> GradWeights:
     grad_output = quantized_operand("grad_output", grad_output, at.rounding)
     gradient, rounding, dp = grad_output.value, at.rounding, at.value
-    values = every_head(value.value, gradient.shape[1])
+    values = broadcast_heads(value.value, gradient.shape[1])
     of_codes = quantization_error("backward_value", np.abs(zero_nonfinite(value.value)), rounding)
-    of_codes = of_codes if of_codes is ZERO else every_head(of_codes, gradient.shape[1])
+    of_codes = of_codes if of_codes is ZERO else broadcast_heads(of_codes, gradient.shape[1])
     square, squares = dp**2, gradient**2 @ transposed(values**2)
     variance = matmul_variance(rounding, values.shape[-1], square, squares)
     of_factors = rounding.product_spread**2 * squares
@@ -271,7 +273,7 @@ def _grad_logits_error(at: ErrorContext, weights: BackwardWeights, gradient: Gra
         _grad_logits_max_error(centred, value, rounding),
     )
     value, max_error, variance, rounded = (
-        through_mask(at.problem, array) for array in (value, max_error, variance, rounded)
+        zero_filled_gradients(at.problem, array) for array in (value, max_error, variance, rounded)
     )
     return GradLogits(centred, value, max_error, variance, of_delta, rounded)
 
@@ -501,17 +503,17 @@ class GradScores:
 
 
 def _softcap_slope_error(at: ErrorContext, scores: Logits) -> SoftcapSlope:
-    problem, cap, rounding = at.problem, cap_of(at.problem), at.rounding
+    problem, cap, rounding = at.problem, softcap_of(at.problem), at.rounding
     if cap is None:
         whole = _UNIT_SLOPE if problem.fill is None else np.ones(scores.value.shape)
-        return SoftcapSlope(through_mask(problem, whole), None, np.zeros((1, 1)), np.zeros((1, 1)))
+        return SoftcapSlope(zero_filled_gradients(problem, whole), None, np.zeros((1, 1)), np.zeros((1, 1)))
     argument = scores.value / cap
     slope, height = tanh_derivative(argument), np.abs(np.tanh(argument))
     rise = max_tanh_change(argument, scores.max_error / abs(cap), rounding)
     risen = rise + (rounding.tanh_error + 3 * rounding.score_unit) * (height + rise)
     max_error = risen * (2 * height + risen) + rounding.compute_unit * (2 * height + 4 * slope)  # E_kappa
     unmasked = slope, max_error, _softcap_slope_variance(scores, argument, slope, cap, rounding)
-    slope, max_error, variance = (through_mask(problem, array) for array in unmasked)
+    slope, max_error, variance = (zero_filled_gradients(problem, array) for array in unmasked)
     return SoftcapSlope(slope, cap, max_error, variance)
 
 

@@ -37,7 +37,7 @@ from attncheck.attention.errors import (
     Operand,
     Real,
     add_errors,
-    every_head,
+    broadcast_heads,
     make_bound,
     matmul_variance_factors,
     quantization_error,
@@ -47,7 +47,7 @@ from attncheck.attention.errors import (
     transposed,
 )
 from attncheck.attention.flags import pass_through
-from attncheck.attention.logits import exact_grad_bias, reach_of_grad_bias, spread_over
+from attncheck.attention.logits import broadcast_axes, exact_grad_bias, reach_of_grad_bias
 from attncheck.attention.problem import Computation
 from attncheck.attention.scores import (
     PerHead,
@@ -220,7 +220,7 @@ def _elements_reached_by_weights(stage: str, nonlinear: NDArray[np.bool_], shape
 
 def _grad_query_error(at: ErrorContext, scores: GradScores, key: Operand) -> BoundedStage:
     key = quantized_operand("backward_key", key, at.rounding)
-    keys = every_head(key.value, scores.value.shape[1])
+    keys = broadcast_heads(key.value, scores.value.shape[1])
     factor = scale_of(at.problem)
     sums = _sum_grad_scores(scores, keys, factor, at.rounding)
     sums = replace(sums, variance=factor**2 * _grad_query_variance(scores, keys, at.rounding))
@@ -254,7 +254,7 @@ def bound_summed_grad_logits(at: ErrorContext, logits: GradLogits, shape: Shape,
 
     The value that the step returns has as many elements as the shape.
     """
-    lifted, axes = spread_over(shape, logits.value.ndim)
+    lifted, axes = broadcast_axes(shape, logits.value.ndim)
     bound = _bound_column_sums(logits, at.value.reshape(lifted), columns, at)
     bent = flag_nonlinear_weights(logits.weights)[..., columns]
     scale = np.where(bent.any(axis=axes, keepdims=True), bound.max_error, bound.sigma)
@@ -272,12 +272,12 @@ def _with_operand_errors(
     met, squares = size + scores.max_error, size**2
     if by_key:
         met, squares = transposed(met), transposed(squares)
-    moved = abs(factor) * (met @ every_head(operand.max_error, heads))
+    moved = abs(factor) * (met @ broadcast_heads(operand.max_error, heads))
     return replace(
         sums,
         magnitude=sums.magnitude + moved,
         max_error=sums.max_error + moved,
-        variance=sums.variance + factor**2 * (squares @ every_head(operand.variance, heads)),
+        variance=sums.variance + factor**2 * (squares @ broadcast_heads(operand.variance, heads)),
     )
 
 
@@ -374,7 +374,7 @@ def _underflow_bound(
 def _bound_column_sums(logits: GradLogits, exact: Real, columns: slice, at: ErrorContext) -> Bound:
     """Sum columns of the logits' gradient over the axes of length 1 that the result has, (B, H, Lq, T)."""
     rounding = at.rounding
-    shape, axes = spread_over(exact.shape, exact.ndim)
+    shape, axes = broadcast_axes(exact.shape, exact.ndim)
 
     def summed(array: Real) -> Real:
         total: Real = array.sum(axis=axes, keepdims=True)
@@ -409,7 +409,7 @@ def _grad_bias_value(problem: Computation, logits: Real) -> Real:
 
 def sum_grad_logits(logits: Real, shape: Shape, columns: slice) -> Real:
     """Add up some columns of the logits' gradient over the axes that a shape has not, or has of length 1."""
-    _, axes = spread_over(shape, logits.ndim)
+    _, axes = broadcast_axes(shape, logits.ndim)
     summed: Real = logits[..., columns].sum(axis=axes, keepdims=True)
     return summed.reshape(shape)
 

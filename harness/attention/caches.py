@@ -121,7 +121,7 @@ def latent_projection_step(name: str) -> Step:
     return Step(exact, error, radius, reach=reach)
 
 
-def size_of_made(latents: Real, weight: Real) -> Real:
+def latent_projection_magnitude(latents: Real, weight: Real) -> Real:
     """Return what keys or values made of latent vectors are sums of the absolute terms of: (B, H, T, D + Dr)."""
     return np.abs(latents) @ _extend_by_identity(np.abs(weight), latents.shape[-1])
 

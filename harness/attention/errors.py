@@ -137,7 +137,7 @@ class Logits(Elementwise):
         return make_bound(exact, max_error, variance, floor)
 
 
-def exact_logits(value: Real, max_error: Real | None = None) -> Logits:
+def logits_from_values(value: Real, max_error: Real | None = None) -> Logits:
     """Return logits that are given, not computed, or off by at most ``max_error`` with an unknown variance."""
     zero = np.zeros_like(value)
     return Logits(value, zero if max_error is None else max_error, zero, zero, zero)
@@ -263,7 +263,7 @@ def repeat_heads(array: Real, heads: int) -> Real:
     return array if key_heads in (1, heads) else np.repeat(array, heads // key_heads, -3)
 
 
-def every_head(array: Real, heads: int) -> Real:
+def broadcast_heads(array: Real, heads: int) -> Real:
     """Return keys or values of every query head, broadcast if one serves all."""
     shared = repeat_heads(array, heads)
     return np.broadcast_to(shared, (*shared.shape[:-3], heads, *shared.shape[-2:]))

@@ -272,7 +272,7 @@ def log_row_sums(powers: Exponentials) -> ExactArray:
     return sums.keep_allowed(None if full.all() else full)
 
 
-SETTLED: Counter[str] = Counter()
+ARITHMETIC_COUNTS: Counter[str] = Counter()
 """How many stages double words settled in this process, and how many went on to balls, since it was cleared."""
 
 

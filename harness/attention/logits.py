@@ -65,7 +65,7 @@ def exact_grad_bias(problem: Computation, grad_logits: ExactArray) -> ExactArray
     return exact_sum_of_grad_logits(grad_logits, problem.array("bias").shape, columns)
 
 
-def spread_over(shape: Shape, rank: int) -> tuple[Shape, tuple[int, ...]]:
+def broadcast_axes(shape: Shape, rank: int) -> tuple[Shape, tuple[int, ...]]:
     """Lift a shape to a rank; return it, and the axes of length 1, along which one number was added everywhere."""
     lifted = (1,) * (rank - len(shape)) + shape
     return lifted, tuple(axis for axis, length in enumerate(lifted) if length == 1)
@@ -73,7 +73,7 @@ def spread_over(shape: Shape, rank: int) -> tuple[Shape, tuple[int, ...]]:
 
 def exact_sum_of_grad_logits(grad_logits: ExactArray, shape: Shape, columns: slice) -> ExactArray:
     """Add up some columns of the logits' gradient over the axes that a shape has not, or has of length 1."""
-    _, axes = spread_over(shape, len(grad_logits.shape))
+    _, axes = broadcast_axes(shape, len(grad_logits.shape))
     chosen = grad_logits.map_parts(lambda part: part[..., columns])
     return chosen.sum(*axes).reshaped(np.atleast_2d(np.empty(shape)).shape)
 
@@ -144,7 +144,7 @@ def flag_filled_scores(problem: Computation, shape: Shape) -> NDArray[np.bool_] 
     return None if kept is None else ~kept
 
 
-def through_mask(problem: Computation, array: Real) -> Real:
+def zero_filled_gradients(problem: Computation, array: Real) -> Real:
     """Set gradients of scores that a fill replaced to 0, in the scores' shape."""
     replaced = flag_filled_scores(problem, array.shape)
     return array if replaced is None else np.where(replaced, 0.0, array)
@@ -167,14 +167,14 @@ def _mask_reach(known: ReachContext, before: Flags) -> Flags:
 MASK = Step(_mask_exact, _mask_error, _mask_radius, _masked_logits_from_returned, _mask_reach)
 
 
-def cap_of(problem: Computation) -> float | None:
+def softcap_of(problem: Computation) -> float | None:
     """Return c; None without a softcap."""
     softcap = problem.options.get("softcap")
     return None if softcap is None else float(softcap)
 
 
 def _softcap_exact(problem: Computation, scores: ExactArray) -> ExactArray:
-    if cap_of(problem) is None:
+    if softcap_of(problem) is None:
         return scores
     cap = problem.magnitude_if_absolute(problem.options["softcap"])
     capped = (scores / cap).tanh() * cap
@@ -184,12 +184,12 @@ def _softcap_exact(problem: Computation, scores: ExactArray) -> ExactArray:
 
 
 def _softcap_radius(around: RadiusContext, _: Real, scores: Ball) -> Real:
-    cap = cap_of(around.problem)
+    cap = softcap_of(around.problem)
     return scores.radius if cap is None else np.minimum(scores.radius, 2 * cap)
 
 
 def _softcap_error(at: ErrorContext, scores: Logits) -> Logits:
-    cap = cap_of(at.problem)
+    cap = softcap_of(at.problem)
     return scores if cap is None else _capped_error(scores, cap, at.value, at.rounding)
 
 
@@ -225,7 +225,7 @@ def tanh_derivative(argument: Real) -> Real:
 
 def exact_softcap_slope(problem: Computation, scores: ExactArray) -> ExactArray:
     """Return the derivative of the softcap: 1 without one."""
-    if cap_of(problem) is None:
+    if softcap_of(problem) is None:
         return scores.of_numbers(np.ones(scores.shape))
     decay = (
         abs(scores / problem.magnitude_if_absolute(problem.options["softcap"])) * -2
@@ -235,7 +235,7 @@ def exact_softcap_slope(problem: Computation, scores: ExactArray) -> ExactArray:
 
 def exact_grad_scores(problem: Computation, grad_logits: ExactArray, slope: ExactArray) -> ExactArray:
     """Go back through the softcap."""
-    if cap_of(problem) is None:
+    if softcap_of(problem) is None:
         return grad_logits
     return grad_logits * slope
 

@@ -26,7 +26,7 @@ from attncheck.attention.errors import (
     Logits,
     Operand,
     Real,
-    exact_logits,
+    logits_from_values,
     make_bound,
     zero_nonfinite,
 )
@@ -98,7 +98,7 @@ def _logits_error(at: ErrorContext, _: Logits) -> Logits:
     converted = 0.0 if _has_natural_base(at.problem) else 2 * rounding.compute_unit * np.abs(apart)
     max_error = np.where(attended, later * stored + converted, 0.0)
     variance = np.where(attended, later * stored**2 + converted**2, 0.0)
-    return replace(exact_logits(value, max_error), independent=variance)
+    return replace(logits_from_values(value, max_error), independent=variance)
 
 
 def _row_size_and_spread(logits: Real) -> tuple[Real, Real]:

@@ -50,7 +50,7 @@ from attncheck.attention.balls import Balls
 from attncheck.attention.double_words import DoubleWords
 from attncheck.attention.errors import Real
 from attncheck.attention.exact_array import (
-    SETTLED,
+    ARITHMETIC_COUNTS,
     Enclosure,
     ExactArray,
     Exponentials,
@@ -65,7 +65,7 @@ from attncheck.attention.problem import OutsideDomain as OutsideDomain
 from attncheck.attention.sampling import OPERATIONS_SUMMING_QUERIES
 from attncheck.attention.walk import exact_walk, magnitude_walk, stage_magnitude
 from attncheck.reading.problem import Problem
-from attncheck.reading.shapes import score_elements
+from attncheck.reading.shapes import count_scores
 from attncheck.spec import OPERATIONS, STAGES, computed_stages, query_axis, stages_of
 
 Result = TypeVar("Result")
@@ -116,7 +116,7 @@ def exact_stages(problem: Problem, stages: Sequence[str] | None = None) -> dict[
     return _enclose_stages(computation, tuple(returned if stages is None else stages))
 
 
-def exact_from(
+def exact_from_returned(
     problem: Computation, returned: Mapping[str, NDArray[Any]], stages: Sequence[str]
 ) -> dict[str, Enclosure] | None:
     """Return the exact value of stages given an implementation's own stages before them, taken as exact.
@@ -147,7 +147,7 @@ def nearest_returned_stages(problem: Computation, returned: Collection[str], sta
 
 def _enclose_stages(problem: Computation, stages: Sequence[str]) -> dict[str, Enclosure]:
     rows = problem.rows
-    elements = max(score_elements(problem.operation, problem.options, problem.inputs), 1)
+    elements = max(count_scores(problem.operation, problem.options, problem.inputs), 1)
     size = max(_ROWS_AT_A_TIME, _ELEMENTS_AT_A_TIME * len(rows) // elements)
     starts = range(0, max(len(rows), 1), size)
     whole = len(starts) == 1 or problem.operation in OPERATIONS_SUMMING_QUERIES
@@ -165,7 +165,7 @@ def with_enough_precision(attempt: Callable[[type[ExactArray]], Result | None], 
     """
     with np.errstate(all="ignore"):
         result = attempt(DoubleWords)
-    SETTLED["double words" if result is not None else "balls"] += 1
+    ARITHMETIC_COUNTS["double words" if result is not None else "balls"] += 1
     if result is not None:
         return result
     precision = MIN_PRECISION
@@ -246,7 +246,7 @@ def needs_key_blocks(problem: Problem, stages: Collection[str]) -> bool:
         and options.get("mask_fill") is None
         and not any(spec.adds_key and name in inputs for name, spec in OPERATIONS[operation].inputs.items())
     )
-    return needs_none and score_elements(operation, options, inputs) > MIN_ELEMENTS
+    return needs_none and count_scores(operation, options, inputs) > MIN_ELEMENTS
 
 
 def exact_results_by_key_blocks(problem: Problem, stages: Sequence[str]) -> BlockedResult | None:

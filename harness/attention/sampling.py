@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
-from attncheck.reading.shapes import score_elements
+from attncheck.reading.shapes import count_scores
 from attncheck.spec import query_axis
 
 OPERATIONS_SUMMING_QUERIES = frozenset({"attention_gradients"})
@@ -43,7 +43,7 @@ def sampled_rows(problem: Problem) -> RowIndices | None:
         >>> len(rows), {0, 15, 16, 255, 256, 1023}.issubset(rows.tolist())  # the ends, and both sides of edges of tiles
         (64, True)
     """
-    queries, elements = queries_of(problem.inputs), score_elements(problem.operation, problem.options, problem.inputs)
+    queries, elements = count_queries(problem.inputs), count_scores(problem.operation, problem.options, problem.inputs)
     if queries <= MAX_SAMPLED_ROWS or elements <= MAX_ELEMENTS or problem.operation in OPERATIONS_SUMMING_QUERIES:
         return None
     tiles = [_SMALLEST_TILE << power for power in range(queries.bit_length()) if _SMALLEST_TILE << power < queries]
@@ -57,11 +57,11 @@ def sampled_rows(problem: Problem) -> RowIndices | None:
 def needs_all_rows(problem: Problem, rows: RowIndices | None) -> bool:
     """Tell if there are many rows and none stands for another: they are added up, or their numbers are known."""
     return rows is None and (
-        problem.operation in OPERATIONS_SUMMING_QUERIES or queries_of(problem.inputs) > MAX_SAMPLED_ROWS
+        problem.operation in OPERATIONS_SUMMING_QUERIES or count_queries(problem.inputs) > MAX_SAMPLED_ROWS
     )
 
 
-def queries_of(inputs: Mapping[str, Array]) -> int:
+def count_queries(inputs: Mapping[str, Array]) -> int:
     """Return the number of query rows, Lq."""
     if "log_sum_exps" in inputs:
         return int(inputs["log_sum_exps"].shape[-1])

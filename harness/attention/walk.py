@@ -21,7 +21,7 @@ import numpy as np
 
 from attncheck.attention.balls import Float64Array, Magnitudes
 from attncheck.attention.double_words import DoubleWords
-from attncheck.attention.errors import Ball, Operand, Real, exact_logits
+from attncheck.attention.errors import Ball, Operand, Real, logits_from_values
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, ReachContext
 from attncheck.attention.graph import Graph, graph_of
@@ -124,7 +124,7 @@ def error_walk(
     known = {name: values.graph[name].step.stored(at(name), array) for name, array in (returned or {}).items()}
     return Walk(
         values.graph,
-        lambda name: exact_logits(problem.array(name)) if name in LOGITS else Operand(problem.array(name)),
+        lambda name: logits_from_values(problem.array(name)) if name in LOGITS else Operand(problem.array(name)),
         lambda name, node, operands: node.step.error(at(name), *operands),
         {**known, **(states or {})},
     )

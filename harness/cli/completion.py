@@ -71,10 +71,10 @@ def _case_ids_in(text: str) -> Iterator[str]:
 
 
 def _implementation_names() -> list[str]:
-    from attncheck.backends import EVERYTHING, published
+    from attncheck.backends import ALL_ENTRIES, published_entry_points
 
-    modes = [f"{name}.{mode}" for name, entry in EVERYTHING.items() for mode in entry.all_modes]
-    return [*EVERYTHING, *modes, *sorted(published())]
+    modes = [f"{name}.{mode}" for name, entry in ALL_ENTRIES.items() for mode in entry.all_modes]
+    return [*ALL_ENTRIES, *modes, *sorted(published_entry_points())]
 
 
 def _tag_names() -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attncheck.cli.app import app, examples_epilog
-from attncheck.cli.output import end, open_page, read_earlier_check, rerun_commands, select_one, show_outcome
+from attncheck.cli.output import open_page, print_and_exit, read_earlier_check, rerun_commands, select_one, show_outcome
 from attncheck.cli.parameters import (
     AsJson,
     CaseName,
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from attncheck.execution.call import Limits
     from attncheck.execution.implementations import Implementation
     from attncheck.reading.case import Case
-    from attncheck.reading.selection import Selection
-    from attncheck.results.last_failed import Checked
+    from attncheck.reading.selection import CaseSelection
+    from attncheck.results.last_failed import CheckRecord
     from attncheck.showing.json_schema import ScriptDocument
 
 
@@ -143,21 +143,21 @@ def repro(
         raise OutputError.of(path, error) from None
     says = f"{path}: it ends with 1 where it finds an error, with 0 where it finds none. Run it with"
     document = _script_document(answer, tries, subject, path, command, limits)
-    end(document, [says, f"  {command}"], as_json=as_json)
+    print_and_exit(document, [says, f"  {command}"], as_json=as_json)
 
 
 def _script_document(
     answer: Answer, tries: int, subject: _CaseSubject, path: Path, command: str, limits: Limits
 ) -> ScriptDocument:
     from attncheck.reading.case import case_record
-    from attncheck.reports.json_documents import opening
+    from attncheck.reports.json_documents import opening_fields
     from attncheck.showing.explanation import answer_failure, answer_line, to_case_record
     from attncheck.showing.json_schema import ScriptDocument
 
     about = case_record(subject.case, {}), subject.implementation, limits, subject.dtype
     failure = answer_failure(answer, [command, *rerun_commands(*about, ("explain",))])
     return ScriptDocument(
-        **opening("repro", ExitCode.AGREE, answer_line(answer)),
+        **opening_fields("repro", ExitCode.AGREE, answer_line(answer)),
         failures=[] if failure is None else [failure],
         next=[command],
         implementation=subject.implementation.name,
@@ -192,7 +192,7 @@ def _reduce_failure(answer: Answer, subject: _CaseSubject, limits: Limits) -> tu
 def _script_text(answer: Answer, subject: _CaseSubject, command: str) -> str:
     """Return a short script of a small case, or else the long one."""
     from attncheck.repro import repro_script
-    from attncheck.searching.search import element_of
+    from attncheck.searching.search import describe_worst_element
     from attncheck.showing.explanation import explanation_text
 
     return repro_script(
@@ -203,7 +203,7 @@ def _script_text(answer: Answer, subject: _CaseSubject, command: str) -> str:
         explanation_text(answer, subject.selection.tags),
         command=command,
         before=[(call.case, call.dtype) for call in answer.before],
-        element=element_of(answer) if answer.fails else "",
+        element=describe_worst_element(answer) if answer.fails else "",
     )
 
 
@@ -226,10 +226,10 @@ class _CaseSubject:
     """A case, an implementation and a dtype, and the results of the check in which the case may have failed."""
 
     case: Case
-    selection: Selection
+    selection: CaseSelection
     implementation: Implementation
     dtype: str
-    checked: Checked | None
+    checked: CheckRecord | None
 
 
 def _select_subject(
@@ -237,18 +237,18 @@ def _select_subject(
 ) -> _CaseSubject:
     from attncheck.execution.implementation_selection import find_implementation
     from attncheck.execution.implementations import with_dtypes
-    from attncheck.reading.selection import dtype_of
+    from attncheck.reading.selection import choose_dtype
 
     checked = read_earlier_check(results)
     try:
         chosen_case, selection = select_one(case, checked)
     except UsageError:
-        from attncheck.backends import EVERYTHING
+        from attncheck.backends import ALL_ENTRIES
 
-        if case.partition(".")[0] not in EVERYTHING and not case.partition(":")[0].endswith(".py"):
+        if case.partition(".")[0] not in ALL_ENTRIES and not case.partition(":")[0].endswith(".py"):
             raise
         raise UsageError(f"{case!r} is an implementation: the case comes first, {implementation} {case}") from None
-    chosen_dtype = dtype_of(chosen_case, dtype)
+    chosen_dtype = choose_dtype(chosen_case, dtype)
     again, called = checked.again if checked else {}, implementation
     if called not in again:  # it may be named as in the check; a report may have a longer name to distinguish two
         called = next((name for name, words in again.items() if words[0] == implementation), "")
@@ -264,14 +264,14 @@ def _select_subject(
 
 
 def _evaluate_subject(subject: _CaseSubject, limits: Limits, lists: Sequence[Path] = ()) -> Answer:
-    from attncheck.asking.again import ask_again, failure_in
+    from attncheck.asking.again import ask_again, find_reported_failure
     from attncheck.asking.engine import Engine
     from attncheck.asking.question import Question
-    from attncheck.settings.config import expected_failures_of
+    from attncheck.settings.config import load_expected_failures_of
 
-    expected = expected_failures_of([subject.implementation.entry.name], lists)
+    expected = load_expected_failures_of([subject.implementation.entry.name], lists)
     question = Question(subject.case, subject.dtype)
-    earlier = failure_in(subject.checked, subject.implementation, question) if subject.checked else None
+    earlier = find_reported_failure(subject.checked, subject.implementation, question) if subject.checked else None
     with Engine(limits, RunOptions().store, expected) as engine:
         said = lambda line: typer.echo(f"attncheck: {line}", err=True)  # noqa: E731
         return ask_again(engine, subject.implementation, question, earlier, say=said)

@@ -12,8 +12,8 @@ import typer
 from attncheck.cli.app import app, examples_epilog
 from attncheck.cli.output import (
     ReportLocation,
-    end,
     make_document,
+    print_and_exit,
     read_frames_of_runs,
     show_answer,
     split_names,
@@ -21,7 +21,7 @@ from attncheck.cli.output import (
 )
 from attncheck.cli.parameters import AsJson
 from attncheck.common.errors import ExitCode, OnnxDataError, UsageError
-from attncheck.settings.options import DtypeNames, Quiet, RunOptions, TagNames, UseCache, store_of
+from attncheck.settings.options import DtypeNames, Quiet, RunOptions, TagNames, UseCache, open_store
 
 
 class ExchangeFormat(StrEnum):
@@ -60,13 +60,13 @@ def export_data(
     command lists the cases that it leaves out, with the reasons.
     """
     from attncheck.onnx_data import require_onnx
-    from attncheck.settings.config import selected
+    from attncheck.settings.config import select_configured_cases
 
     require_onnx(f"export {form.value}")
     from attncheck.onnx_data.exporting import export_lines, export_tests
 
-    store = store_of(cache, 2.0)
-    selection = selected(RunOptions(cases=tuple(cases or ()), dtypes=dtypes, tags=tags), store)
+    store = open_store(cache, 2.0)
+    selection = select_configured_cases(RunOptions(cases=tuple(cases or ()), dtypes=dtypes, tags=tags), store)
     exported = export_tests(selection.cases, dtypes, folder, store, exact=exact)
     written = {"folder": str(folder), "written": len(exported.tests), "left_out": exported.left_out}
     _print_and_exit("export", list(export_lines(exported)), written, as_json=as_json, quiet=quiet)
@@ -108,7 +108,7 @@ def _print_and_exit(
 ) -> NoReturn:
     """Show what a command wrote: the first line is its answer, the others are notes."""
     document = make_document(command, ExitCode.AGREE, lines[0], notes=lines[1:], **written)
-    end(document, lines, as_json=as_json, quiet=quiet)
+    print_and_exit(document, lines, as_json=as_json, quiet=quiet)
 
 
 class VectorsAction(StrEnum):
@@ -149,19 +149,19 @@ def vectors(
     anywhere, in any language; `verify` judges these outputs like those of any implementation.
     """
     from attncheck.interchange.vectors import RecordedOutputs, judge_recorded
-    from attncheck.reports.summary import exit_code_of
+    from attncheck.reports.summary import comparison_exit_code
     from attncheck.results.format import REPORT_FOLDER
-    from attncheck.settings.config import selected
+    from attncheck.settings.config import select_configured_cases
 
-    store = store_of(cache, 2.0)
-    selection = selected(RunOptions(cases=tuple(cases or ()), dtypes=dtypes, tags=tags), store)
+    store = open_store(cache, 2.0)
+    selection = select_configured_cases(RunOptions(cases=tuple(cases or ()), dtypes=dtypes, tags=tags), store)
     if action is VectorsAction.VERIFY:
         if outputs is None:
             raise UsageError("vectors verify: name the file of outputs with --outputs")
         recorded = RecordedOutputs(folder, outputs, _models_by_dtype(split_names(rounding_model)))
         judge_recorded(recorded, selection, dtypes, output)
         frames = read_frames_of_runs([output])
-        code, place = exit_code_of(frames), ReportLocation(output, write_frames(frames, output / REPORT_FOLDER))
+        code, place = comparison_exit_code(frames), ReportLocation(output, write_frames(frames, output / REPORT_FOLDER))
         show_answer(frames, place, code, as_json="vectors verify" if as_json else "", quiet=quiet)
         raise typer.Exit(code)
     from attncheck.interchange.vectors import DEFAULT_MODELS, export_lines, export_vectors
@@ -171,7 +171,7 @@ def vectors(
     fields = {"folder": str(folder), "written": exported.written, "left_out": dict(exported.left_out)}
     lines = list(export_lines(exported))
     document = make_document("vectors export", ExitCode.AGREE, "; ".join(lines), **fields)
-    end(document, [*lines, f"Vectors: {folder}"], as_json=as_json, quiet=quiet)
+    print_and_exit(document, [*lines, f"Vectors: {folder}"], as_json=as_json, quiet=quiet)
 
 
 def _models_by_dtype(texts: list[str]) -> dict[str, str]:

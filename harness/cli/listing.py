@@ -31,11 +31,11 @@ from attncheck.settings.options import (
     TagNames,
     Tiles,
     UseCache,
-    store_of,
+    open_store,
 )
 
 if TYPE_CHECKING:
-    from attncheck.reading.selection import Selection
+    from attncheck.reading.selection import CaseSelection
 ListRecord = dict[str, str | list[str]]
 
 _MUTATION_MODULE = "attncheck.mutation.score"
@@ -78,11 +78,11 @@ def mutants(
     The exit code is 1 if a fault survives, if a control is flagged, or if more than 1 in 500 faults get a
     wrong name.
     """
-    from attncheck.settings.config import selected
+    from attncheck.settings.config import select_configured_cases
 
     command = _import_mutants_command()
-    store = store_of(cache, cache_size)
-    selection = selected(RunOptions(cases=cases), store)
+    store = open_store(cache, cache_size)
+    selection = select_configured_cases(RunOptions(cases=cases), store)
     print_faults(selection)
     code, document = command.run(
         selection, split_names(topic), range(seeds), processes, exhaustive=all_cases, as_json=as_json
@@ -125,14 +125,14 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List cases, backends, implementations or tags."""
-    from attncheck.settings.config import selected
+    from attncheck.settings.config import select_configured_cases
 
     faults: list[str] = []
     of_code = {ListKind.BACKENDS: list_backends, ListKind.IMPLEMENTATIONS: list_implementations}
     if what in of_code:
         records = of_code[what]()
     else:
-        selection = selected(RunOptions(cases=cases, tags=tags, match=match, tiles=tiles))
+        selection = select_configured_cases(RunOptions(cases=cases, tags=tags, match=match, tiles=tiles))
         records = list_cases(selection) if what is ListKind.CASES else list_tags(selection)
         print_faults(selection)
         faults = list(map(str, selection.faults))
@@ -149,16 +149,16 @@ def list_(
     raise typer.Exit(code)
 
 
-def list_cases(selection: Selection) -> list[ListRecord]:
+def list_cases(selection: CaseSelection) -> list[ListRecord]:
     """Return every selected case: its id, name, operation, the lengths of its axes, its dtypes and its tags."""
-    from attncheck.reading.shapes import axis_lengths, lengths_text
+    from attncheck.reading.shapes import axis_lengths, format_lengths
 
     return [
         {
             "id": case.id,
             "name": case.name,
             "operation": case.operation,
-            "shape": lengths_text(axis_lengths(case.operation, case.options, case.input_shapes)),
+            "shape": format_lengths(axis_lengths(case.operation, case.options, case.input_shapes)),
             "dtypes": list(case.dtypes),
             "tags": list(case.tags),
         }
@@ -207,9 +207,9 @@ def list_backends() -> list[ListRecord]:
 
 def list_implementations() -> list[ListRecord]:
     """Return every implementation with dtypes, rounding models and what it is; on devices, and published ones, too."""
-    from attncheck.backends import published
+    from attncheck.backends import published_entry_points
     from attncheck.execution.environment import package_version
-    from attncheck.execution.implementations import device_implementations, every_implementation
+    from attncheck.execution.implementations import device_implementations, processor_implementations
 
     records: list[ListRecord] = [
         {
@@ -218,15 +218,15 @@ def list_implementations() -> list[ListRecord]:
             "classes": ", ".join(f"{dtype} {name}" for dtype, name in item.declared.classes.items()),
             "is": item.declared.description,
         }
-        for item in (*every_implementation(), *device_implementations())
+        for item in (*processor_implementations(), *device_implementations())
     ]
-    for name, point in sorted(published().items()):
+    for name, point in sorted(published_entry_points().items()):
         version = point.dist.version if point.dist else ""
         records.append({"name": name, "version": version, "classes": "", "is": f"published as {point.value}"})
     return records
 
 
-def list_tags(selection: Selection) -> list[ListRecord]:
+def list_tags(selection: CaseSelection) -> list[ListRecord]:
     """Return every tag with what it probes and the bug that it is meant to catch."""
     return [{"tag": name, "probes": tag.probes, "defect": tag.defect} for name, tag in sorted(selection.tags.items())]
 
@@ -287,10 +287,10 @@ def show(
 
     if save is not None:
         parse_image_format(save)  # before anything takes time
-    from attncheck.reading.selection import dtype_of
+    from attncheck.reading.selection import choose_dtype
 
     chosen_case, selection = select_one(case, read_earlier_check(None))
-    shown = evaluate_case(chosen_case, dtype_of(chosen_case, dtype or chosen_case.dtypes[0]), split_names(stage))
+    shown = evaluate_case(chosen_case, choose_dtype(chosen_case, dtype or chosen_case.dtypes[0]), split_names(stage))
     written = [] if save is None else save_case(shown, save)
     if as_json:
         from attncheck.showing.show import case_document

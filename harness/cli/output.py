@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from attncheck.common.errors import AttncheckError, ExitCode, OutputError
-from attncheck.common.wording import one_line
+from attncheck.common.wording import escape_to_one_line
 from attncheck.results import DEFAULT_RESULTS
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from attncheck.execution.call import Limits
     from attncheck.execution.implementations import Implementation
     from attncheck.reading.case import Case
-    from attncheck.reading.selection import Selection
+    from attncheck.reading.selection import CaseSelection
     from attncheck.reports.frames import Frames
     from attncheck.reports.json_documents import Document
     from attncheck.reports.terminal import Line
-    from attncheck.results.coverage import Minimum
-    from attncheck.results.last_failed import Checked
+    from attncheck.results.coverage import MinimumJudged
+    from attncheck.results.last_failed import CheckRecord
 
 
 JSON_OPTION = "--json"
@@ -33,17 +33,17 @@ JSON_OPTION = "--json"
 
 def print_document(document: Document) -> None:
     """Print a document; nothing else may stand on standard output."""
-    from attncheck.reports.json_documents import document_text
+    from attncheck.reports.json_documents import document_to_json
 
-    typer.echo(document_text(document), nl=False)
+    typer.echo(document_to_json(document), nl=False)
 
 
 def make_document(command: str, code: int, answer: str, **fields: Any) -> Document:
     """Return the document of a command, with the fields that every one begins with and its own."""
-    from attncheck.reports.json_documents import opening
+    from attncheck.reports.json_documents import opening_fields
     from attncheck.showing.json_schema import DOCUMENTS
 
-    return DOCUMENTS[command](**opening(command, code, answer), **fields)
+    return DOCUMENTS[command](**opening_fields(command, code, answer), **fields)
 
 
 def show_outcome(document: Document, lines: Iterable[Line], *, as_json: bool, quiet: bool = False) -> None:
@@ -56,7 +56,7 @@ def show_outcome(document: Document, lines: Iterable[Line], *, as_json: bool, qu
         print_lines(lines)
 
 
-def end(document: Document, lines: Iterable[Line], *, as_json: bool, quiet: bool = False) -> NoReturn:
+def print_and_exit(document: Document, lines: Iterable[Line], *, as_json: bool, quiet: bool = False) -> NoReturn:
     """Print an outcome, and end the command with its exit code."""
     show_outcome(document, lines, as_json=as_json, quiet=quiet)
     raise typer.Exit(document.exit_code)
@@ -75,7 +75,7 @@ def wants_json(arguments: Sequence[str]) -> bool:
 
 def print_error(error: AttncheckError) -> None:
     """Print why there is no outcome: as text on standard error, and with ``--json`` as a document."""
-    typer.echo("\n".join(map(one_line, f"attncheck: {error}".split("\n"))), err=True)
+    typer.echo("\n".join(map(escape_to_one_line, f"attncheck: {error}".split("\n"))), err=True)
     if wants_json(sys.argv[1:]):
         from attncheck.reports.json_documents import document_of_error
 
@@ -108,13 +108,13 @@ def rerun_commands(
     names: Sequence[str] = ("explain", "repro"),
 ) -> list[str]:
     """Return commands about a case, given as its record, on an implementation."""
-    from attncheck.settings.commands import command, command_words_by_name
+    from attncheck.settings.commands import case_command, command_words_by_name
 
     again = command_words_by_name([implementation], limits, None).get(implementation.name, [implementation.name])
-    return [command(name, case, again, dtype) for name in names]
+    return [case_command(name, case, again, dtype) for name in names]
 
 
-def select_one(case: str, checked: Checked | None = None) -> tuple[Case, Selection]:
+def select_one(case: str, checked: CheckRecord | None = None) -> tuple[Case, CaseSelection]:
     """Return the one case of a name, and its selection.
 
     A case that neither the folders below nor the project's configuration have may be in a check's results.
@@ -124,22 +124,22 @@ def select_one(case: str, checked: Checked | None = None) -> tuple[Case, Selecti
 
     config = read_config()
     try:
-        return selection.select_one(case, config.cases, lists=config.expected_failure_lists)
+        return selection.select_case(case, config.cases, lists=config.expected_failure_lists)
     except selection.NoSuchCase:
         address = checked.address(case) if checked else None
         if address is None or address == case:
             raise
-    return selection.select_one(address)
+    return selection.select_case(address)
 
 
-def read_earlier_check(results: Path | None) -> Checked | None:
+def read_earlier_check(results: Path | None) -> CheckRecord | None:
     """Return the results of the check to which commands about one case may refer; None if there are none."""
     from attncheck.results.last_failed import read_check_record
 
     return read_check_record(results or DEFAULT_RESULTS, needed=results is not None)
 
 
-def print_faults(selection: Selection) -> None:
+def print_faults(selection: CaseSelection) -> None:
     """Print faults of case files on stderr."""
     for fault in selection.faults:
         typer.echo(f"attncheck: {fault}", err=True)
@@ -150,7 +150,7 @@ def split_names(names: list[str] | None) -> list[str]:
     return [part for name in names or () for part in name.split(",") if part]
 
 
-def read_frames_of_runs(runs: list[Path], minimum: Minimum | None = None) -> Frames:
+def read_frames_of_runs(runs: list[Path], minimum: MinimumJudged | None = None) -> Frames:
     """Read results directories back as the frames of one report; ``minimum`` replaces what the runs were asked."""
     from attncheck.reports.frames import make_frames
     from attncheck.reports.merge import merge_runs

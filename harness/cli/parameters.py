@@ -17,8 +17,8 @@ import typer
 from attncheck.cli import completion
 from attncheck.common.errors import UsageError
 from attncheck.common.processors import INSTRUCTION_SETS, emulated_isa, limit_to_isa
-from attncheck.common.progress import Times
-from attncheck.settings.options import Option, RunOptions, options_of
+from attncheck.common.progress import ActivityTimes
+from attncheck.settings.options import Option, RunOptions, find_options
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -31,9 +31,9 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         name: list(_option_parameters(item.annotation)) for name, item in taken.items() if is_dataclass(item.annotation)
     }
     flat = [item for name, parameter in taken.items() for item in groups.get(name, [parameter])]
-    options = options_of(command)
+    options = find_options(command)
     for name in groups:
-        options |= options_of(taken[name].annotation)
+        options |= find_options(taken[name].annotation)
     parameters = [
         (_typer_parameter(options[item.name], item) if item.name in options else item).replace(kind=item.KEYWORD_ONLY)
         for item in flat
@@ -250,4 +250,4 @@ class RunRequest:
     options: RunOptions
     is_announced: bool = False
     """True if hints on what runs were printed already."""
-    times: Times = field(default_factory=Times)
+    times: ActivityTimes = field(default_factory=ActivityTimes)

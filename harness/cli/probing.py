@@ -14,7 +14,7 @@ import typer
 
 from attncheck.cli.app import app, examples_epilog
 from attncheck.cli.completion import complete_properties
-from attncheck.cli.output import end, make_document, print_faults, rerun_commands, select_one, split_names
+from attncheck.cli.output import make_document, print_and_exit, print_faults, rerun_commands, select_one, split_names
 from attncheck.cli.parameters import (
     AsJson,
     CaseName,
@@ -36,14 +36,14 @@ from attncheck.settings.options import (
     LimitOptions,
     Quiet,
     RunOptions,
-    store_of,
+    open_store,
 )
 
 if TYPE_CHECKING:
     from attncheck.asking.accuracy import MeasuredAccuracy
     from attncheck.execution.call import Limits
     from attncheck.execution.implementations import Implementation, ImplementationSelection
-    from attncheck.execution.programs import Rule
+    from attncheck.execution.programs import RuleResult
     from attncheck.reports.json_documents import Document
     from attncheck.searching.search import Search
     from attncheck.showing.json_schema import AccuracyDocument
@@ -92,7 +92,7 @@ def search(
     from attncheck.execution.implementations import implementation_path
     from attncheck.searching.findings import ProblemSubject, SearchFolder
     from attncheck.searching.results import SearchResults
-    from attncheck.searching.search import SECONDS_TO_FINISH, Search, SearchOver, SearchRequest, ended_after
+    from attncheck.searching.search import SECONDS_TO_FINISH, Search, SearchOver, SearchRequest, stop_after
     from attncheck.showing.probes import search_document, search_lines
     from attncheck.spec import OPERATIONS
 
@@ -110,7 +110,7 @@ def search(
     say = lambda line: typer.echo(f"attncheck: {line}", err=True)  # noqa: E731
     drawn = Search(request, subject, folder, results, say, begun=begun)
     try:
-        with suppress(SearchOver), ended_after(drawn.seconds_left + SECONDS_TO_FINISH, subject.stop):
+        with suppress(SearchOver), stop_after(drawn.seconds_left + SECONDS_TO_FINISH, subject.stop):
             drawn.run()
             _write_scripts(drawn, chosen, limits)
     finally:
@@ -124,7 +124,7 @@ def search(
         finding.file: rerun_commands({"id": str(folder.path / finding.file)}, chosen, limits, finding.dtype)
         for finding in folder.findings
     }
-    end(search_document(drawn, commands, code), search_lines(drawn, commands), as_json=as_json)
+    print_and_exit(search_document(drawn, commands, code), search_lines(drawn, commands), as_json=as_json)
 
 
 def _choose_dtypes(declared: tuple[str, ...], wanted: tuple[str, ...], name: str) -> tuple[str, ...]:
@@ -143,7 +143,7 @@ def _write_scripts(drawn: Search, implementation: Implementation, limits: Limits
     from attncheck.asking.engine import Engine
     from attncheck.asking.question import Question
     from attncheck.common.errors import AttncheckError
-    from attncheck.reading.selection import select_one
+    from attncheck.reading.selection import select_case
     from attncheck.repro import repro_script
     from attncheck.settings.commands import shell_command
 
@@ -153,7 +153,7 @@ def _write_scripts(drawn: Search, implementation: Implementation, limits: Limits
         if finding.script or finding.needs_calls:
             continue
         try:
-            case, _ = select_one(str(path))
+            case, _ = select_case(str(path))
             with Engine(limits) as engine:
                 answer = engine.ask_in_new_process(implementation, Question(case, finding.dtype))
             command = shell_command(["python", str(script)])
@@ -209,7 +209,7 @@ def design(
     check = shell_command(["attncheck", "check", str(path), "-i", *request.entry.given])
     fields = {"next": [check], "file": str(path), "cases": cases, "factors": factors, "strength": strength}
     document = make_document("design", ExitCode.AGREE, answer, **fields)
-    end(document, [answer, f"Check them: {check}"], as_json=as_json)
+    print_and_exit(document, [answer, f"Check them: {check}"], as_json=as_json)
 
 
 def _parse_widths(words: Sequence[str]) -> tuple[int, ...]:
@@ -244,13 +244,13 @@ def reduce(
     1 if the case fails, and 0 if it passes.
     """
     from attncheck.execution.implementation_selection import find_implementation
-    from attncheck.reading.selection import dtype_of
+    from attncheck.reading.selection import choose_dtype
     from attncheck.searching.findings import write_case
     from attncheck.searching.search import reduce_case
     from attncheck.showing.probes import reduction_document, reduction_lines
 
     chosen_case, _ = select_one(case)
-    chosen_dtype = dtype_of(chosen_case, dtype)
+    chosen_dtype = choose_dtype(chosen_case, dtype)
     chosen = find_implementation(implementation, **function.called)
     limits = allowed.limits(keep_going=True)
     reduced = reduce_case(chosen_case, chosen, chosen_dtype, limits)
@@ -258,14 +258,14 @@ def reduce(
         raise UsageError(f"{chosen.name}, {chosen_case.id} in {chosen_dtype}: {reduced.answer.failure}")
     if reduced.problem is None:
         nothing = f"{chosen_case.id}: {chosen.name} does not fail it in {chosen_dtype}; there is nothing to reduce"
-        end(reduction_document(chosen_case, reduced, None, []), [nothing], as_json=as_json)
+        print_and_exit(reduction_document(chosen_case, reduced, None, []), [nothing], as_json=as_json)
     path = output or Path(f"reduced_{chosen_case.id.rpartition('/')[2][:60]}.yaml")
     write_case(
         reduced.problem, path, f"{chosen_case.name[:180]} (reduced)", f"attncheck reduce {chosen_case.id}"[:4000]
     )
     commands = rerun_commands({"id": str(path)}, chosen, limits, chosen_dtype)
     document = reduction_document(chosen_case, reduced, path, commands)
-    end(document, reduction_lines(reduced, path, commands), as_json=as_json)
+    print_and_exit(document, reduction_lines(reduced, path, commands), as_json=as_json)
 
 
 @dataclass(frozen=True)
@@ -322,29 +322,29 @@ def properties(
     broken or weaker than the implementation declares, and 3 if a call failed.
     """
     from attncheck.properties.run import (
-        Asking,
-        ask_properties,
-        described_call,
-        questions_of,
+        PropertyRequest,
+        describe_call,
+        property_questions,
+        run_properties,
         select_property_cases,
     )
     from attncheck.reports.outcome import properties_document
     from attncheck.reports.properties import properties_exit_code
     from attncheck.reports.short_form import property_lines
     from attncheck.settings.commands import command_words_by_name
-    from attncheck.settings.config import check_own_cases
+    from attncheck.settings.config import check_user_cases
 
     limits = allowed.limits()
-    asking = Asking(_property_names(name), dtypes, limits, store_of(cache=True, size=DEFAULT_CACHE_SIZE))
-    check_own_cases(RunOptions(cases=tuple(cases or ()), expected_failure_lists=expected_failures), asking.store)
+    asking = PropertyRequest(_property_names(name), dtypes, limits, open_store(cache=True, size=DEFAULT_CACHE_SIZE))
+    check_user_cases(RunOptions(cases=tuple(cases or ()), expected_failure_lists=expected_failures), asking.store)
     chosen = _select_implementations(implementations, function, limits)
     selection = select_property_cases(cases or (), expected_failures, asking.store)
     print_faults(selection)
-    questions = questions_of(selection.cases, asking)
+    questions = property_questions(selection.cases, asking)
     if not questions:
         raise UsageError("no case asks for these properties in these dtypes")
     complete = not (cases or asking.names or asking.dtypes)
-    rows = ask_properties(chosen.implementations, questions, asking, expected_failures, complete=complete)
+    rows = run_properties(chosen.implementations, questions, asking, expected_failures, complete=complete)
     if files.output is not None:
         from attncheck.reports.write import write_property_table
         from attncheck.results.writer import write_property_rows
@@ -360,11 +360,11 @@ def properties(
     code = ExitCode.NOT_RUN if chosen.missing and code is ExitCode.AGREE else code
     code = ExitCode.BAD_INPUT if selection.faults else code
     notes = [*map(str, selection.faults), *(f"{missing} is not installed" for missing in chosen.missing)]
-    calls = {(question.name, question.case.id, question.dtype): described_call(question) for question in questions}
+    calls = {(question.name, question.case.id, question.dtype): describe_call(question) for question in questions}
     shown = [row for row in rows if explain and row.verdict not in ("bitwise", "unsupported")]
     explained = ((row, calls[row.property_name, row.case, row.dtype]) for row in shown)
     document = properties_document(rows, again, code, notes)
-    end(document, property_lines(rows, again, explained, quiet=quiet), as_json=as_json)
+    print_and_exit(document, property_lines(rows, again, explained, quiet=quiet), as_json=as_json)
 
 
 def _select_implementations(names: list[str], function: FunctionOptions, limits: Limits) -> ImplementationSelection:
@@ -411,7 +411,7 @@ def conventions(
     softcap. Each question is a call whose exact answer depends on the convention. The exit code is 1 if an
     implementation declares another convention than the measured one, and 3 if nothing could be measured.
     """
-    from attncheck.asking.conventions import ask_all, most_exact_dtype
+    from attncheck.asking.conventions import measure_all_conventions, most_exact_dtype
     from attncheck.results.writer import ResultsWriter
     from attncheck.showing.probes import convention_lines, conventions_document
 
@@ -419,7 +419,7 @@ def conventions(
     chosen = _select_implementations(implementations, function, limits)
     dtypes = {item.name: most_exact_dtype(item, dtype) for item in chosen.implementations}
     writer = ResultsWriter(output) if output is not None and chosen.implementations else None
-    measured = {item.name: ask_all(item, dtypes[item.name], limits) for item in chosen.implementations}
+    measured = {item.name: measure_all_conventions(item, dtypes[item.name], limits) for item in chosen.implementations}
     if writer is not None:
         from attncheck.searching.convention_results import write_conventions
 
@@ -428,7 +428,7 @@ def conventions(
     code = ExitCode.DISAGREE if any(answer.contradicts for answer in answers) else ExitCode.AGREE
     if not any(answer.kind in ("measured", "open") for answer in answers):
         code = ExitCode.NOT_RUN
-    end(conventions_document(measured, code, chosen.missing), convention_lines(measured), as_json=as_json)
+    print_and_exit(conventions_document(measured, code, chosen.missing), convention_lines(measured), as_json=as_json)
 
 
 @app.command(
@@ -454,13 +454,13 @@ def accuracy(
     bound. docs/numerics.md, section 3, defines the classes. The exit code is 1 if the declared class of the
     implementation does not hold, and 3 if nothing could be measured.
     """
-    from attncheck.asking.accuracy import lines_of, measure_accuracy, small_cases
+    from attncheck.asking.accuracy import format_accuracy, measure_accuracy, small_cases
     from attncheck.execution.implementation_selection import find_implementation
     from attncheck.execution.implementations import with_dtypes
-    from attncheck.settings.config import selected
+    from attncheck.settings.config import select_configured_cases
 
-    limits, store = allowed.limits(), store_of(cache=True, size=DEFAULT_CACHE_SIZE)
-    selection = selected(RunOptions(cases=tuple(cases or ()), dtypes=dtypes), store)
+    limits, store = allowed.limits(), open_store(cache=True, size=DEFAULT_CACHE_SIZE)
+    selection = select_configured_cases(RunOptions(cases=tuple(cases or ()), dtypes=dtypes), store)
     print_faults(selection)
     chosen = with_dtypes(find_implementation(implementation, **function.called), dtypes)
     measurements = [
@@ -469,18 +469,18 @@ def accuracy(
     ]
     code = ExitCode.DISAGREE if not all(measurement.holds_declared for measurement in measurements) else ExitCode.AGREE
     code = code if any(measurement.is_measured for measurement in measurements) else ExitCode.NOT_RUN
-    lines = (line for measurement in measurements for line in lines_of(measurement))
-    end(_accuracy_document(chosen.name, measurements, code), lines, as_json=as_json)
+    lines = (line for measurement in measurements for line in format_accuracy(measurement))
+    print_and_exit(_accuracy_document(chosen.name, measurements, code), lines, as_json=as_json)
 
 
 def _accuracy_document(name: str, measurements: Sequence[MeasuredAccuracy], code: ExitCode) -> AccuracyDocument:
-    from attncheck.reports.json_documents import opening
+    from attncheck.reports.json_documents import opening_fields
     from attncheck.showing.json_schema import AccuracyDocument
 
     by_dtype = ("computed", "declared", "wrong_anyhow", "classes")
     return AccuracyDocument.derive(
         {field: {measurement.dtype: getattr(measurement, field) for measurement in measurements} for field in by_dtype},
-        **opening("accuracy", code, "; ".join(measurement.answer for measurement in measurements)),
+        **opening_fields("accuracy", code, "; ".join(measurement.answer for measurement in measurements)),
         implementation=name,
     )
 
@@ -498,14 +498,14 @@ def protocol(
     The command tests every rule, and describes each malformed answer. It does not judge numbers: attncheck check -i
     COMMAND does. The exit code is 1 if a rule is broken.
     """
-    from attncheck.execution.programs import check_protocol
-    from attncheck.execution.user_code import words_of_program
+    from attncheck.execution.programs import try_protocol_rules
+    from attncheck.execution.user_code import program_words
 
-    words = words_of_program(program)
+    words = program_words(program)
     if not words:
         raise UsageError(f"{program}: no program; expected a path to one, such as ./attention, or a command")
     rules = []
-    for rule in check_protocol(words, seconds):
+    for rule in try_protocol_rules(words, seconds):
         rules.append(rule)
         if not as_json:
             typer.echo(f"{'broken' if rule.wrong else '-' if rule.reason else 'ok':6} {rule.says}")
@@ -514,14 +514,14 @@ def protocol(
     is_broken = any(rule.wrong for rule in rules)
     speaks = [] if is_broken else [f"It speaks the protocol. Judge its numbers: attncheck check -i {program!r}"]
     code = ExitCode.DISAGREE if is_broken else ExitCode.AGREE
-    end(_protocol_document(program, rules, code), speaks, as_json=as_json)
+    print_and_exit(_protocol_document(program, rules, code), speaks, as_json=as_json)
 
 
-def _rule_outcome(rule: Rule) -> Literal["broken", "not tried", "ok"]:
+def _rule_outcome(rule: RuleResult) -> Literal["broken", "not tried", "ok"]:
     return "broken" if rule.wrong else "not tried" if rule.reason else "ok"
 
 
-def _protocol_document(program: str, rules: Sequence[Rule], code: ExitCode) -> Document:
+def _protocol_document(program: str, rules: Sequence[RuleResult], code: ExitCode) -> Document:
     from attncheck.settings.commands import shell_command
     from attncheck.showing.json_schema import RuleRecord
 

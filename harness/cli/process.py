@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from attncheck.common.errors import AttncheckError, ExitCode, OutputError
-from attncheck.common.wording import one_line
+from attncheck.common.wording import escape_to_one_line
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -132,7 +132,7 @@ def as_memory_error(error: BaseException) -> OutOfMemory | None:
         return None
     limit = _address_space_limit()
     allowed = f"; this process may have {limit >> 20:,} MiB of addresses (ulimit -v)" if limit else ""
-    message = one_line(" ".join(str(lacks[-1]).split()), _MAX_MESSAGE_LETTERS) or type(lacks[-1]).__name__
+    message = escape_to_one_line(" ".join(str(lacks[-1]).split()), _MAX_MESSAGE_LETTERS) or type(lacks[-1]).__name__
     return OutOfMemory(f"not enough memory ({message}){allowed}; raise the limit, or free some memory")
 
 

@@ -12,8 +12,8 @@ from attncheck.cli.app import app, examples_epilog
 from attncheck.cli.completion import complete_implementation
 from attncheck.cli.output import (
     ReportLocation,
-    end,
     make_document,
+    print_and_exit,
     read_frames_of_runs,
     show_answer,
     split_names,
@@ -56,9 +56,9 @@ def report(
             raise UsageError("several runs are compared into a folder of their own: name it with --output")
         output = runs[0] / REPORT_FOLDER
     frames = read_frames_of_runs(runs, min_judged)
-    from attncheck.reports.summary import exit_code_of
+    from attncheck.reports.summary import comparison_exit_code
 
-    code = exit_code_of(frames)
+    code = comparison_exit_code(frames)
     place = ReportLocation(runs[0], write_frames(frames, output))
     show_answer(frames, place, code, as_json="report" if as_json else "", quiet=quiet)
     write_ci_outputs(frames, place, outlets, as_json=as_json)
@@ -101,7 +101,7 @@ def publish(
 
         path = write(frames, published)
         document = _baseline_document("publish", path, len(frames_verdicts(frames)), None)
-        end(document, [f"Published: {path}"], as_json=as_json, quiet=quiet)
+        print_and_exit(document, [f"Published: {path}"], as_json=as_json, quiet=quiet)
     changes, compared, unpublished = find_drift(frames, published)
     new = f"{count_noun(unpublished, 'case')} of the run {'is' if unpublished == 1 else 'are'} not published."
     changed = count_changes_text(row["change"] for row in changes)
@@ -187,7 +187,7 @@ def survey(
         kept.update(survey)
         path = write_survey(kept, output)
         document = _baseline_document("survey", path, number, None)
-        end(document, [f"Survey: {path}"], as_json=as_json, quiet=quiet)
+        print_and_exit(document, [f"Survey: {path}"], as_json=as_json, quiet=quiet)
     _BaselineCheck(
         "survey",
         output,
@@ -236,7 +236,7 @@ class _BaselineCheck(NamedTuple):
                 *(f"  {line}" for line in abbreviated_change_lines(self.table, self.rows)),
                 self.advice,
             ]
-        end(document, filter(None, told), as_json=as_json, quiet=quiet and not self.rows)
+        print_and_exit(document, filter(None, told), as_json=as_json, quiet=quiet and not self.rows)
 
 
 def _baseline_document(
@@ -292,7 +292,7 @@ def diff(
 
     written = [f"Difference: {path}"] if path and not quiet else []
     lines = [*difference_lines(difference, quiet=quiet, verbose=verbose), *written]
-    end(difference_document(difference, frames[1]), lines, as_json=as_json)
+    print_and_exit(difference_document(difference, frames[1]), lines, as_json=as_json)
 
 
 @app.command(
@@ -364,14 +364,14 @@ def bisect(
         except ReleaseError as error:
             bisection.missed[version] = str(error)
     code = ExitCode.NOT_RUN if bisection.missed else ExitCode.DISAGREE if bisection.has_worsened else ExitCode.AGREE
-    end(bisection_document(bisection, code), bisection_lines(bisection), as_json=as_json)
+    print_and_exit(bisection_document(bisection, code), bisection_lines(bisection), as_json=as_json)
 
 
 def _distribution_name(implementation: str) -> str:
     """Return the distribution that an implementation's version is of. Raises ``UsageError`` for one's own."""
-    from attncheck.execution.implementations import every_implementation
+    from attncheck.execution.implementations import processor_implementations
 
-    named = [item for item in every_implementation() if implementation in (item.name, item.entry.name)]
+    named = [item for item in processor_implementations() if implementation in (item.name, item.entry.name)]
     if not named:
         raise UsageError(f"--package: expected the distribution whose releases {implementation} is run with")
     return named[0].package

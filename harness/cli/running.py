@@ -26,15 +26,15 @@ from attncheck.cli.output import (
     write_frames,
 )
 from attncheck.cli.parameters import AsJson, Isa, OutputFormats, RunRequest, Watch
-from attncheck.common.errors import CaseError, ExitCode, NothingFailed, UsageError
+from attncheck.common.errors import CaseError, ExitCode, NothingToRerun, UsageError
 from attncheck.common.processors import available_processors
 from attncheck.settings.options import RunOptions
 
 if TYPE_CHECKING:
-    from attncheck.common.progress import Watcher
+    from attncheck.common.progress import ProgressWatcher
     from attncheck.execution.describing import DescribedWorkers
     from attncheck.execution.implementations import ImplementationSelection
-    from attncheck.reading.selection import Selection
+    from attncheck.reading.selection import CaseSelection
     from attncheck.results.last_failed import FailedEvaluation, Subset
     from attncheck.run import RunSummary, Settings
 
@@ -49,7 +49,9 @@ _PROGRESS_DELAY = 0.6
 
 def run_request(
     request: RunRequest,
-    on_failure: Callable[[Watcher, FailedEvaluation], None] = lambda progress, failed: progress.fail(str(failed)),
+    on_failure: Callable[[ProgressWatcher, FailedEvaluation], None] = lambda progress, failed: progress.fail(
+        str(failed)
+    ),
 ) -> RunSummary:
     """Select, run and judge; end the program where nothing can be run.
 
@@ -68,13 +70,13 @@ def preload_in_background(request: RunRequest, described: DescribedWorkers) -> N
     What is wrong with what people wrote themselves is looked for first. Raises ``UsageError`` and ``CaseError``.
     """
     from attncheck.execution.describing import DescriptionRequest
-    from attncheck.execution.user_code import Target, check_function, is_user_target
+    from attncheck.execution.user_code import Target, check_function_exists, is_user_target
 
     options = request.options
     user_patterns = [pattern for pattern in options.implementations if is_user_target(pattern)]
     targets = [Target.of(pattern, options.signature or "", options.declare) for pattern in user_patterns]
     for target in targets:
-        check_function(target)
+        check_function_exists(target)
     of_run = options.framework, options.threads, options.compilation_cache
     described.begin(*(DescriptionRequest(target, *of_run) for target in targets))
     if len(options.implementations) > 1:
@@ -82,9 +84,9 @@ def preload_in_background(request: RunRequest, described: DescribedWorkers) -> N
 
         requested, _ = requested_functions(options.implementations, options.signature, options.declare)
         with_distinct_names(requested)
-    from attncheck.settings.config import check_own_cases
+    from attncheck.settings.config import check_user_cases
 
-    check_own_cases(options, options.store)
+    check_user_cases(options, options.store)
     needed = [*_NEEDED_MODULES, *(_modules_to_show(report=options.report) if user_patterns else ())]
     while needed and not described.has_failed:  # which is said where they are looked at
         _import_modules([needed.pop(0)])
@@ -100,7 +102,7 @@ def _import_modules(names: Iterable[str]) -> None:
 
 
 def _run_with_workers(
-    request: RunRequest, described: DescribedWorkers, on_failure: Callable[[Watcher, FailedEvaluation], None]
+    request: RunRequest, described: DescribedWorkers, on_failure: Callable[[ProgressWatcher, FailedEvaluation], None]
 ) -> RunSummary:
     from attncheck.execution.implementation_selection import select_implementations
 
@@ -108,21 +110,21 @@ def _run_with_workers(
     patterns = (options.backends or None, options.implementations)
     chosen = select_implementations(*patterns, limits=options.worker_limits, described=described, **options.called)
 
-    from attncheck.attention.exact_array import SETTLED
+    from attncheck.attention.exact_array import ARITHMETIC_COUNTS
     from attncheck.common.progress import show_progress
     from attncheck.execution.implementations import UserImplementation
     from attncheck.run import Settings, run_cases
     from attncheck.settings.commands import shell_command
-    from attncheck.settings.config import selected
+    from attncheck.settings.config import select_configured_cases
 
-    SETTLED.clear()
+    ARITHMETIC_COUNTS.clear()
     chosen = chosen.with_standard(options.standard).with_dtypes(options.dtypes)
     is_long = not (options.cases or options.quiet or request.is_announced)
     loading = sum(isinstance(item.entry, UserImplementation) for item in chosen.implementations)  # each in a process
     to_judge = 0 if options.cluster is not None else max(0, available_processors() - loading)
     first = partial(_start_judging, "reading the bundled cases", to_judge)
     with request.times.of("reading cases"), _call_if_slow(first if is_long else lambda: None):
-        selection = selected(options, store)
+        selection = select_configured_cases(options, store)
     if selection.faults:  # such as one id in two files; the last results stay as they are
         raise CaseError(list(selection.faults))
     narrowed = _select_cases(request, chosen, selection)
@@ -152,7 +154,9 @@ def _run_with_workers(
                 confirm_hints(options.output, narrowed.cases, chosen.implementations, settings.limits, settings.tags)
             write_scripts(narrowed.cases, chosen.implementations, summary.failures, options.output, settings.limits)
         if options.verbose:
-            words, balls = (f"{(store.counts + SETTLED)[kind]:,} in {kind}" for kind in ("double words", "balls"))
+            words, balls = (
+                f"{(store.counts + ARITHMETIC_COUNTS)[kind]:,} in {kind}" for kind in ("double words", "balls")
+            )
             typer.echo(f"attncheck: cache: {store.summary}", err=True)
             typer.echo(f"attncheck: exact answers: {words}, {balls}", err=True)
         return summary
@@ -177,27 +181,27 @@ def _call_if_slow(begin: Callable[[], None]) -> Iterator[None]:
 
 def _start_judging(words: str, processes: int) -> None:
     """Print the current activity, and start processes for judging: new cases have no cached answers."""
-    from attncheck.execution.call import start_ahead
+    from attncheck.execution.call import start_workers_ahead
 
     typer.echo(f"attncheck: {words}", err=True)
     if processes:
-        start_ahead(processes, "attncheck.judging.judge")
+        start_workers_ahead(processes, "attncheck.judging.judge")
 
 
 def _add_property_results(
     options: RunOptions, chosen: ImplementationSelection, settings: Settings, summary: RunSummary
 ) -> RunSummary:
     """Test properties of the chosen implementations, write their rows to the run, and include them in its exit code."""
-    from attncheck.properties.run import Asking, ask_properties, questions_of, select_property_cases
+    from attncheck.properties.run import PropertyRequest, property_questions, run_properties, select_property_cases
     from attncheck.reports.properties import properties_exit_code
     from attncheck.results.writer import update_exit_code, write_property_rows
 
     lists = options.expected_failure_lists
-    asking = Asking(dtypes=settings.dtypes, limits=settings.limits, store=settings.store)
+    asking = PropertyRequest(dtypes=settings.dtypes, limits=settings.limits, store=settings.store)
     selection = select_property_cases((), lists, asking.store)
     print_faults(selection)
-    questions = questions_of(selection.cases, asking)
-    rows = ask_properties(chosen.implementations, questions, asking, lists, complete=not asking.dtypes)
+    questions = property_questions(selection.cases, asking)
+    rows = run_properties(chosen.implementations, questions, asking, lists, complete=not asking.dtypes)
     write_property_rows(options.output, rows)
     codes = {summary.exit_code, properties_exit_code(rows)} | ({ExitCode.BAD_INPUT} if selection.faults else set())
     worst = next(code for code in (*_EXIT_CODES_BY_SEVERITY, summary.exit_code) if code in codes)
@@ -208,11 +212,11 @@ def _add_property_results(
 _EXIT_CODES_BY_SEVERITY = (ExitCode.INTERRUPTED, ExitCode.BAD_INPUT, ExitCode.DISAGREE, ExitCode.NOT_RUN)
 
 
-def _select_cases(request: RunRequest, chosen: ImplementationSelection, selection: Selection) -> Subset:
+def _select_cases(request: RunRequest, chosen: ImplementationSelection, selection: CaseSelection) -> Subset:
     """Print notes before a run, and return the cases that run."""
-    from attncheck.reading.selection import tile_note
+    from attncheck.reading.selection import note_on_large_tiles
     from attncheck.results.last_failed import Subset, order_failed_first, select_failed
-    from attncheck.settings.config import tiles_of
+    from attncheck.settings.config import tiles_to_run
 
     options = request.options
     for name in chosen.missing:
@@ -223,9 +227,9 @@ def _select_cases(request: RunRequest, chosen: ImplementationSelection, selectio
     elif options.failed_first:
         narrowed = order_failed_first(selection.cases, options.dtypes, names, options.output)
     if narrowed.only is not None and not narrowed.only:
-        raise NothingFailed(narrowed.note)
+        raise NothingToRerun(narrowed.note)
     if not (options.quiet or request.is_announced):
-        for hint in filter(None, (*chosen.hints, tile_note(tiles_of(options)), narrowed.note)):
+        for hint in filter(None, (*chosen.hints, note_on_large_tiles(tiles_to_run(options)), narrowed.note)):
             typer.echo(f"attncheck: {hint}", err=True)
     return narrowed
 

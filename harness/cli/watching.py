@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from attncheck.cli.process import has_reader
-from attncheck.common.errors import AttncheckError, ExitCode, NothingFailed, UsageError
+from attncheck.common.errors import AttncheckError, ExitCode, NothingToRerun, UsageError
 from attncheck.execution.user_code import Target, is_user_target
 from attncheck.reading.model import TAG_FILE
-from attncheck.reading.selection import exists
+from attncheck.reading.selection import path_exists
 from attncheck.reports.comparison import (
     HARMLESS,
     Evaluation,
@@ -38,7 +38,7 @@ from attncheck.settings.config import read_config
 
 if TYPE_CHECKING:
     from attncheck.cli.parameters import RunRequest
-    from attncheck.common.progress import Watcher
+    from attncheck.common.progress import ProgressWatcher
     from attncheck.run import RunSummary
 
 
@@ -84,7 +84,7 @@ def watched_files(request: RunRequest) -> WatchedFiles:
         path for pattern in request.options.implementations if (path := _implementation_file(pattern)) is not None
     ]
     config = read_config()
-    cases = [Path(path) for path in request.options.cases or config.cases if exists(Path(path))]
+    cases = [Path(path) for path in request.options.cases or config.cases if path_exists(Path(path))]
     tags = [(path if path.is_dir() else path.parent) / TAG_FILE for path in cases]
     lists = [*config.expected_failure_lists, *request.options.expected_failure_lists]
     if not kernels and not cases:
@@ -127,7 +127,7 @@ class _RepeatedRuns:
                 self.show(summary)
             else:
                 self._show_changes(self.run_request(self._next_request(), self._show_failure), self.failing, saved)
-        except NothingFailed:
+        except NothingToRerun:
             self.request = replace(self.request, options=replace(self.request.options, failed=False))
             self.run(saved)
         except AttncheckError as error:
@@ -150,7 +150,7 @@ class _RepeatedRuns:
         options = self.request.options
         return replace(self.request, is_announced=True, options=replace(options, failed_first=not options.failed))
 
-    def _show_failure(self, progress: Watcher, failed: FailedEvaluation) -> None:
+    def _show_failure(self, progress: ProgressWatcher, failed: FailedEvaluation) -> None:
         """Count every failing evaluation; print it immediately if it did not fail before."""
         progress.fail(str(failed), is_shown=evaluation_of(failed.key) not in (self.failing or {}))
 

@@ -56,7 +56,7 @@ class CaseError(AttncheckError):
         self.faults = faults
 
 
-class NothingFailed(AttncheckError):
+class NothingToRerun(AttncheckError):
     """There is nothing to run, because no unit failed last time."""
 
     exit_code = ExitCode.AGREE

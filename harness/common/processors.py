@@ -107,7 +107,7 @@ def isas_of_this_processor() -> tuple[str, ...]:
     return tuple(name for name in INSTRUCTION_SETS if not _missing_flags(name))
 
 
-def is_this_processor(isa: str) -> bool:
+def covers_this_processor(isa: str) -> bool:
     """Return whether this processor has nothing beyond an instruction set, so that emulating it changes nothing."""
     flags = _read_processor_flags()
     return flags is not None and not _missing_flags(isa) and _flags_under_emulation(flags, isa) == flags

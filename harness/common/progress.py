@@ -25,7 +25,7 @@ MAX_FAILURES_SHOWN = 20
 """Failures that are shown one by one, as many as the summary lists; the others are counted."""
 
 
-class Watcher:
+class ProgressWatcher:
     """Receives the progress of a run; this class shows nothing."""
 
     def begin(self, starting: Starting) -> None:
@@ -45,7 +45,7 @@ Starting = Callable[[], Sequence[str]]
 
 
 @dataclass
-class ProgressLines(Watcher):
+class ProgressLines(ProgressWatcher):
     """Passes lines of progress to ``write``, if there is no terminal.
 
     The pace is measured from the first evaluation that is done, so that starting workers does not count.
@@ -110,7 +110,7 @@ def format_duration(seconds: float) -> str:
     return f"{small // 60}:{small % 60:02} {unit}"
 
 
-class ProgressBar(Watcher):
+class ProgressBar(ProgressWatcher):
     """Shows a bar on a terminal, and the first failures above it."""
 
     def __init__(self, progress: Progress) -> None:
@@ -140,10 +140,10 @@ class ProgressBar(Watcher):
 
 
 @contextmanager
-def show_progress(*, visible: bool) -> Iterator[Watcher]:
+def show_progress(*, visible: bool) -> Iterator[ProgressWatcher]:
     """Yield the watcher of a run's progress; it shows nothing unless it is ``visible``."""
     if not visible:
-        yield Watcher()
+        yield ProgressWatcher()
         return
     from rich.console import Console
     from rich.progress import (
@@ -207,7 +207,7 @@ def _call_periodically(seconds: float, tick: Callable[[], None]) -> Iterator[Non
 
 
 @dataclass(frozen=True)
-class Times:
+class ActivityTimes:
     """Seconds by activity, in the order in which each began first."""
 
     seconds: dict[str, float] = field(default_factory=dict)

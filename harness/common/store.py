@@ -113,7 +113,7 @@ def _installed_version(distribution: str) -> str | None:
         return None
 
 
-VARIABLE = "ATTNCHECK_CACHE"
+CACHE_VARIABLE = "ATTNCHECK_CACHE"
 """Names another folder than the user's cache folder."""
 STORE_FOLDER = "store"
 DEFAULT_STORE_BYTES = int(0.13 * 2**30)
@@ -142,7 +142,7 @@ def cache_folder() -> Path:
     """Return the folder of everything that can be made again; it may be deleted at any time."""
     import platformdirs
 
-    return Path(os.environ.get(VARIABLE) or platformdirs.user_cache_path("attncheck"))
+    return Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_path("attncheck"))
 
 
 @dataclass(frozen=True)

@@ -17,21 +17,21 @@ _MAX_COMPARED_LENGTH: Final = 100
 """A choice: no known name is so long, and difflib's time grows with the square of the length."""
 _MAX_SUGGESTIONS: Final = 2
 """A choice: with more, the line no longer answers the question; with one, the second of two equal names is missing."""
-AND = " and "
+CONVENTIONS_SEPARATOR = " and "
 """Between names of conventions that a case shows together."""
-BESIDE: Final = "; and "
+DESCRIPTIONS_SEPARATOR: Final = "; and "
 """Between their descriptions."""
-READ_AS: Final = "read as: "
+READ_AS_PREFIX: Final = "read as: "
 """Before the reading by an implementation of a case that declares conventions."""
-BUT: Final = ", but "
+EXCEPTION_PREFIX: Final = ", but "
 """Between the words of a reading and the cases that it fits, if it does not fit all."""
-BY_ITSELF: Final = "; taken by itself: "
+SINGLE_CASE_PREFIX: Final = "; taken by itself: "
 """Before the diagnosis of one failing case, if all failing cases together have none."""
 _MAX_LISTED_NAMES: Final = 12
 """A choice: longer lists fill the terminal; the command that prints all names replaces them."""
 WEB_ADDRESS: Final = r"^https?://[A-Za-z0-9._~:/?#@!$&'*+,;=%-]+$"
 """The form of an address of the web: without what would end a link in HTML or Markdown."""
-NEAR: Final = 0.61
+MIN_SIMILARITY: Final = 0.61
 _SIMILARITY_MARGIN: Final = 0.1
 """A second name is suggested only if it is nearly as similar as the first: for bflaot16, bfloat16 (0.88) and float16
 (0.80), but not float64 (0.67)."""
@@ -68,7 +68,7 @@ def truncate_list(most: int, texts: Sequence[str], more: str = "and {:,} more") 
     return [*texts[:most], *([more.format(len(texts) - most)] if len(texts) > most else [])]
 
 
-def at_stage(word: str, stage: str) -> str:
+def format_at_stage(word: str, stage: str) -> str:
     """Write a verdict with the stage at which it begins, if there is one."""
     return f"{word} at {stage}" if stage else word
 
@@ -96,7 +96,7 @@ def suggest_names(name: str, known: Iterable[str], lists_all: str = "", *, one_o
     asked = name[:_MAX_COMPARED_LENGTH].lower()
     likeness = {
         candidate: difflib.SequenceMatcher(None, candidate, asked).ratio()
-        for candidate in difflib.get_close_matches(asked, lower, _MAX_SUGGESTIONS, NEAR)
+        for candidate in difflib.get_close_matches(asked, lower, _MAX_SUGGESTIONS, MIN_SIMILARITY)
     }
     close = [
         lower[candidate]
@@ -109,21 +109,21 @@ def suggest_names(name: str, known: Iterable[str], lists_all: str = "", *, one_o
     return f"did you mean {join_words_or(close)}? ({everything})" if close else everything
 
 
-ESCAPED: Final = re.compile(
+ESCAPED_CHARACTERS: Final = re.compile(
     r"[\x00-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
     r"\ufdd0-\ufdef\ufeff\uffa0\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e0fff\ud800-\udfff]"
 )
 """Characters that move or hide others: control characters, line breaks, direction marks, tags, half surrogate pairs."""
 _HIDING = r"\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-ONE_LINE: Final = rf"^[^\x00-\x1f{_HIDING}]+$"
+ONE_LINE_PATTERN: Final = rf"^[^\x00-\x1f{_HIDING}]+$"
 """A text of one line, as a pattern that is valid in JSON Schema, too, and so without characters beyond U+FFFF."""
-LINES: Final = rf"^[^\x00-\x08\x0b-\x1f{_HIDING}]+$"
+LINES_PATTERN: Final = rf"^[^\x00-\x08\x0b-\x1f{_HIDING}]+$"
 """The same on several lines."""
-LONGEST_TEXT: Final = 4000
+MAX_TEXT_LENGTH: Final = 4000
 """Characters. A choice: about 50 lines of a terminal; longer texts are cut."""
 
 
-def one_line(text: str, most: int = LONGEST_TEXT) -> str:
+def escape_to_one_line(text: str, most: int = MAX_TEXT_LENGTH) -> str:
     r"""Return a text that some file holds as one line that a terminal shows as it is: ``a\x1b[31mb``, ``a\nb``.
 
     Characters that move or hide others are written as escapes, and no more than ``most`` characters are kept.
@@ -133,7 +133,9 @@ def one_line(text: str, most: int = LONGEST_TEXT) -> str:
         first\nsecond att…
     """
     shown = text if len(text) <= most else f"{text[: most - 1]}…"
-    return ESCAPED.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode("ascii"), shown)
+    return ESCAPED_CHARACTERS.sub(
+        lambda match: match[0].encode("unicode_escape", "surrogatepass").decode("ascii"), shown
+    )
 
 
 def slug(name: str) -> str:
@@ -184,12 +186,12 @@ def layout_of(
     return DocumentLayout(tuple(shape), dict(transposed).get(stage, False)) if is_document else None
 
 
-def index_from(text: str) -> tuple[int, ...]:
+def parse_index(text: str) -> tuple[int, ...]:
     """Read an index as results keep it; that of a single number is empty."""
     return tuple(map(int, filter(None, text.split(","))))
 
 
-def index_text(index: Iterable[int]) -> str:
+def format_index(index: Iterable[int]) -> str:
     """Write an index as results keep it."""
     return ",".join(map(str, index))
 
@@ -201,7 +203,7 @@ def format_element(index: Sequence[int] | str, name: str = "", layout: DocumentL
         >>> format_element((0, 2, 8), "output"), format_element("0,2,8"), format_element((), "sum")
         ('output[0, 2, 8]', '[0, 2, 8]', 'sum')
     """
-    place = index_from(index) if isinstance(index, str) else tuple(index)
+    place = parse_index(index) if isinstance(index, str) else tuple(index)
     place = place if layout is None else layout.index_of(place)
     return f"{name}[{', '.join(map(str, place))}]" if place or not name else name
 
@@ -232,6 +234,6 @@ def format_distinct(computed: float, exact: float) -> tuple[str, str]:
     return texts
 
 
-def rows_judged(judged: int, queries: int) -> str:
+def format_judged_rows(judged: int, queries: int) -> str:
     """Write the number of judged query rows, which represent all."""
     return f"{judged:,} of {queries:,} query rows judged"

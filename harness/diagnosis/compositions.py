@@ -18,14 +18,14 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, islice
 from typing import TypeVar
 
-from attncheck.common.wording import AND, BESIDE
+from attncheck.common.wording import CONVENTIONS_SEPARATOR, DESCRIPTIONS_SEPARATOR
 from attncheck.diagnosis.case_evidence import Evidence, Match
-from attncheck.diagnosis.decision import MIN_RATIO, OR, evidence_of, match_of
+from attncheck.diagnosis.decision import MIN_RATIO, NAME_SEPARATOR, evidence_of, match_of
 from attncheck.diagnosis.examine import diagnose_case
 from attncheck.diagnosis.readings import readings_named
 from attncheck.diagnosis.wrong_result import WrongResult, try_reading
-from attncheck.judging.alternatives import Alternative
-from attncheck.judging.judge_stages import agrees
+from attncheck.judging.alternatives import AppliedReading
+from attncheck.judging.judge_stages import stage_agrees
 from attncheck.reading.problem import Problem
 from attncheck.spec import ACCURACY_PREFIX, stage_position
 from attncheck.spec.verdicts import Verdict
@@ -57,7 +57,7 @@ class ComposedCase:
     wrong: WrongResult
     stage: str
     operation: str
-    _evidence_cache: dict[tuple[str, ...], tuple[Alternative, Evidence] | None] = field(default_factory=dict)
+    _evidence_cache: dict[tuple[str, ...], tuple[AppliedReading, Evidence] | None] = field(default_factory=dict)
 
     def match_together(self, names: Sequence[str]) -> Match | None:
         """Return the fit of several readings at once; None if they do not match the case together."""
@@ -65,21 +65,23 @@ class ComposedCase:
         fitting = next(filter(None, (try_reading(self.wrong, reading) for reading in readings)), None)
         return None if fitting is None else match_of(fitting, self.stage)
 
-    def evidence_under(self, names: Sequence[str]) -> tuple[Alternative, Evidence] | None:
+    def evidence_under(self, names: Sequence[str]) -> tuple[AppliedReading, Evidence] | None:
         """Return the named readings combined, and the further evidence of the case under them.
 
         None if no named reading applies to the case, or if nothing fails under them.
         """
-        reading = next(combined_readings(self.wrong.problem, names), None) if names else Alternative(self.wrong.problem)
+        reading = (
+            next(combined_readings(self.wrong.problem, names), None) if names else AppliedReading(self.wrong.problem)
+        )
         if reading is None:
             return None
-        key = tuple(reading.name.split(AND))
+        key = tuple(reading.name.split(CONVENTIONS_SEPARATOR))
         if key not in self._evidence_cache:
             evidence = self._examine_under(reading)
             self._evidence_cache[key] = None if evidence is None else (reading, evidence)
         return self._evidence_cache[key]
 
-    def _examine_under(self, reading: Alternative) -> Evidence | None:
+    def _examine_under(self, reading: AppliedReading) -> Evidence | None:
         rounding_model, stages = self.wrong.rounding_model, {**self.wrong.stages, **self.wrong.right}
         is_read = bool(reading.name)
         truth = self.wrong.readings.truth_of(reading, rounding_model, stages) if is_read else self.wrong.truth
@@ -88,7 +90,7 @@ class ComposedCase:
         if any(truth.exact[stage].shape != array.shape for stage, array in stages.items()):
             return None
         references = ((stage, truth.reference(stage, rounding_model, array)) for stage, array in stages.items())
-        right = {stage: stages[stage] for stage, reference in references if agrees(reference, stages[stage])}
+        right = {stage: stages[stage] for stage, reference in references if stage_agrees(reference, stages[stage])}
         failing = {stage: array for stage, array in stages.items() if stage not in right}
         if not failing:
             return None
@@ -115,7 +117,7 @@ def _find_combinations(cases: Mapping[CaseKey, ComposedCase], counts: Counter[st
         matches |= _match_known_readings(unnamed, known_names, tries)
         unnamed = {unit: case for unit, case in unnamed.items() if unit not in matches}
         more = _match_one_more_reading(unnamed, known_names)
-        new = Counter(_first_name(match.name.rpartition(AND)[2]) for match in more.values())
+        new = Counter(_first_name(match.name.rpartition(CONVENTIONS_SEPARATOR)[2]) for match in more.values())
         matches |= more
         new_names = [name for name, _ in new.most_common() if name not in known_names]
         if not new_names:
@@ -126,16 +128,20 @@ def _find_combinations(cases: Mapping[CaseKey, ComposedCase], counts: Counter[st
 
 def _first_name(name: str) -> str:
     """Return the first of the joined names of readings that no case distinguishes."""
-    return name.partition(OR)[0]
+    return name.partition(NAME_SEPARATOR)[0]
 
 
 def _sort_parts(match: Match) -> Match:
     """Return a combined fit with its parts sorted by name, so that they have the same order in every case."""
-    names, texts = match.name.split(AND), match.description.split(BESIDE)
+    names, texts = match.name.split(CONVENTIONS_SEPARATOR), match.description.split(DESCRIPTIONS_SEPARATOR)
     if len(names) != len(texts):
         return match
     parts = sorted(zip(names, texts, strict=True))
-    return replace(match, name=AND.join(name for name, _ in parts), description=BESIDE.join(text for _, text in parts))
+    return replace(
+        match,
+        name=CONVENTIONS_SEPARATOR.join(name for name, _ in parts),
+        description=DESCRIPTIONS_SEPARATOR.join(text for _, text in parts),
+    )
 
 
 def _match_known_readings(
@@ -183,7 +189,7 @@ def _match_one_more_reading(cases: Mapping[CaseKey, ComposedCase], known_names: 
     return {unit: _append_match(read[unit][0], match) for unit, match in best[0].items()} if best else {}
 
 
-def _best_evidence(case: ComposedCase, known_names: Sequence[str]) -> tuple[Alternative, Evidence] | None:
+def _best_evidence(case: ComposedCase, known_names: Sequence[str]) -> tuple[AppliedReading, Evidence] | None:
     """Return the evidence of a case under the known readings, or if that has no fit, under none of them."""
     both = case.evidence_under(known_names)
     return both if both is not None and both[1].matches else case.evidence_under(()) or both
@@ -203,18 +209,22 @@ def _sort_key(matches: Mapping[CaseKey, Match]) -> tuple[int, bool]:
     return len(matches), _is_convention(matches)
 
 
-def _append_match(reading: Alternative, match: Match) -> Match:
+def _append_match(reading: AppliedReading, match: Match) -> Match:
     if not reading.name:
         return match
     stage = min(reading.stage, match.stage, key=stage_position)
     verdict = max(reading.verdict.value, match.verdict, key=lambda name: name != Verdict.SEMANTIC)
-    description = f"{reading.description}{BESIDE}{match.description}"
+    description = f"{reading.description}{DESCRIPTIONS_SEPARATOR}{match.description}"
     return replace(
-        match, name=f"{reading.name}{AND}{match.name}", description=description, stage=stage, verdict=verdict
+        match,
+        name=f"{reading.name}{CONVENTIONS_SEPARATOR}{match.name}",
+        description=description,
+        stage=stage,
+        verdict=verdict,
     )
 
 
-def combined_readings(problem: Problem, names: Sequence[str]) -> Iterator[Alternative]:
+def combined_readings(problem: Problem, names: Sequence[str]) -> Iterator[AppliedReading]:
     """Yield the combination of the named readings that apply to a problem, in each of their forms.
 
     Example:
@@ -229,15 +239,18 @@ def combined_readings(problem: Problem, names: Sequence[str]) -> Iterator[Altern
         if not parts:
             return
         first = min(parts, key=lambda part: stage_position(part.stage))
-        name, description = AND.join(part.name for part in parts), BESIDE.join(part.description for part in parts)
+        name, description = (
+            CONVENTIONS_SEPARATOR.join(part.name for part in parts),
+            DESCRIPTIONS_SEPARATOR.join(part.description for part in parts),
+        )
         verdict = Verdict.SEMANTIC if all(part.verdict is Verdict.SEMANTIC for part in parts) else Verdict.NUMERIC
         problem, stage = parts[-1].problem, first.stage
-        yield Alternative(problem, stage=stage, name=name, description=description, verdict=verdict)
+        yield AppliedReading(problem, stage=stage, name=name, description=description, verdict=verdict)
 
 
 def _reading_sequences(
-    problem: Problem, names: Sequence[str], parts: tuple[Alternative, ...]
-) -> Iterator[tuple[Alternative, ...]]:
+    problem: Problem, names: Sequence[str], parts: tuple[AppliedReading, ...]
+) -> Iterator[tuple[AppliedReading, ...]]:
     if not names:
         yield parts
         return

@@ -15,10 +15,10 @@ from itertools import combinations
 
 import numpy as np
 
-from attncheck.common.wording import BUT, count_noun
+from attncheck.common.wording import EXCEPTION_PREFIX, count_noun
 from attncheck.diagnosis.readings import readings_named
 from attncheck.diagnosis.residuals import approximate
-from attncheck.reading.lowering import queries_and_keys
+from attncheck.reading.lowering import count_queries_and_keys
 from attncheck.reading.problem import Problem
 from attncheck.spec import OPTIONS, result_stages
 from attncheck.spec.rounding import FORMATS
@@ -55,7 +55,11 @@ class Condition:
         """
         first, semicolon, rest = description.partition("; ")
         others = f"{count_noun(self.passing, 'other case')} that would show it"
-        condition = f"{BUT}only where {self.words}, and not in {others}" if self.words else f"{BUT}not in {others}"
+        condition = (
+            f"{EXCEPTION_PREFIX}only where {self.words}, and not in {others}"
+            if self.words
+            else f"{EXCEPTION_PREFIX}not in {others}"
+        )
         return f"{first}{condition}{semicolon}{rest}"
 
 
@@ -115,7 +119,7 @@ def _iterate_facts(problem: Problem) -> Iterator[tuple[str, bool]]:
     if not {"query", "key"} <= problem.inputs.keys() or problem.inputs["query"].ndim != problem.inputs["key"].ndim:
         return
     query, key = problem.inputs["query"], problem.inputs["key"]
-    queries, keys = queries_and_keys(problem.inputs)
+    queries, keys = count_queries_and_keys(problem.inputs)
     if query.ndim > 3:
         yield "heads share keys", query.shape[-3] != key.shape[-3]
         yield "no heads share keys", query.shape[-3] == key.shape[-3]

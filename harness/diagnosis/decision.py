@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from attncheck.diagnosis.case_evidence import Evidence, Match
-from attncheck.judging.alternatives import Alternative
+from attncheck.judging.alternatives import AppliedReading
 from attncheck.spec import ACCURACY_PREFIX
 from attncheck.spec.verdicts import WRONG_NUMBERS, Verdict
 
@@ -48,7 +48,7 @@ MAX_LISTED_MISTAKES = 3
 
 A choice: a longer list does not help the user to find the mistake.
 """
-OR = " or "
+NAME_SEPARATOR = " or "
 """Separator of the names of readings that the cases cannot distinguish."""
 
 
@@ -74,7 +74,7 @@ def evidence_of(findings: Findings, stage: str, operation: str) -> Evidence:
     return Evidence(tuple(matches), findings.refuted, stage, operation)
 
 
-def match_of(alternative: Alternative, stage: str) -> Match:
+def match_of(alternative: AppliedReading, stage: str) -> Match:
     """Return the fit of a reading to a case, in words for the first failing stage of the case."""
     description, unsure = (text.format(stage=stage) for text in (alternative.description, alternative.unsure))
     kind = alternative.stage, alternative.verdict.value, alternative.its_answer
@@ -230,8 +230,12 @@ def _decide_case(
         joined, texts = remaining[0], {shared[keys[match]] for match in remaining}
         if len(remaining) > 1:  # for example, two formulas of the scale with the same value in every case
             by_answer = {match.answer: match for match in reversed(remaining)}
-            description = OR.join(match.unsure or match.description for match in reversed(by_answer.values()))
-            joined = replace(joined, name=OR.join(sorted({match.name for match in remaining})), description=description)
+            description = NAME_SEPARATOR.join(
+                match.unsure or match.description for match in reversed(by_answer.values())
+            )
+            joined = replace(
+                joined, name=NAME_SEPARATOR.join(sorted({match.name for match in remaining})), description=description
+            )
         return Decision(replace(joined, description=texts.pop() or joined.description) if len(texts) == 1 else joined)
     return KEEP if has_convention else UNNAMED
 
@@ -274,7 +278,7 @@ class Findings:
     The ``untried`` readings were not tried, because too many others were nearer; they may match as well.
     """
 
-    matches: tuple[Alternative, ...] = ()
+    matches: tuple[AppliedReading, ...] = ()
     refuted: frozenset[str] = frozenset()
     untried: frozenset[str] = frozenset()
 
@@ -283,10 +287,12 @@ class Findings:
         """The joined names of all readings with the same answer as ``named``; None if there is no diagnosis."""
         if (named := self.named) is None:
             return None
-        return OR.join(sorted({reading.name for reading in self.matches if reading.its_answer == named.its_answer}))
+        return NAME_SEPARATOR.join(
+            sorted({reading.name for reading in self.matches if reading.its_answer == named.its_answer})
+        )
 
     @property
-    def named(self) -> Alternative | None:
+    def named(self) -> AppliedReading | None:
         """The diagnosis of this one case: the only reading that fits; if several fit, the first convention among them.
 
         A result that is right under another convention gets the verdict ``semantic``, even if a mistake fits, too.

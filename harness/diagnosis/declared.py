@@ -12,10 +12,10 @@ from dataclasses import replace
 from attncheck.common.store import NO_STORE, Store
 from attncheck.diagnosis.readings import ALL_READINGS
 from attncheck.execution.implementations import Implementation
-from attncheck.judging.alternatives import Alternative, delivered, is_same
+from attncheck.judging.alternatives import AppliedReading, are_same_problem, as_delivered
 from attncheck.judging.truth import Truth, truth_of_case, truth_of_reading
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs
+from attncheck.reading.inputs import RoundedInputs
 from attncheck.reading.problem import Problem
 from attncheck.spec import DECLARABLE
 
@@ -23,7 +23,7 @@ from attncheck.spec import DECLARABLE
 def truth_for_implementation(
     implementation: Implementation,
     case: Case,
-    inputs: Inputs,
+    inputs: RoundedInputs,
     returned: Collection[str] | None = None,
     store: Store = NO_STORE,
 ) -> Truth:
@@ -48,7 +48,7 @@ def truth_under_declared_conventions(truth: Truth, conventions: Mapping[str, str
     return declared
 
 
-def problem_under_conventions(problem: Problem, conventions: Mapping[str, str]) -> Alternative | None:
+def problem_under_conventions(problem: Problem, conventions: Mapping[str, str]) -> AppliedReading | None:
     """Return the problem that an implementation with these conventions computes; None if they change nothing.
 
     The conventions are applied to the call, one after the other. The result of a query without a key is not among them.
@@ -61,7 +61,7 @@ def problem_under_conventions(problem: Problem, conventions: Mapping[str, str]) 
         >>> read.problem.inputs["mask"].tolist()
         [[[[False, True]]]]
     """
-    called, applied = delivered(problem), list[str]()
+    called, applied = as_delivered(problem), list[str]()
     for is_before in (True, False):  # the call first: the lowered problem has options that the case does not set
         for option in conventions.items():
             if option[0] in applied:
@@ -79,7 +79,7 @@ def problem_under_conventions(problem: Problem, conventions: Mapping[str, str]) 
     if not applied:
         return None
     words = "; ".join(DECLARABLE[name][conventions[name]] for name in DECLARABLE if name in applied)
-    return Alternative(called, name="declared", description=words)
+    return AppliedReading(called, name="declared", description=words)
 
 
 def rewrite_for_conventions(problem: Problem, conventions: Mapping[str, str]) -> Problem | None:
@@ -92,5 +92,5 @@ def rewrite_for_conventions(problem: Problem, conventions: Mapping[str, str]) ->
     if declared is None:
         return problem
     again = problem_under_conventions(declared.problem, conventions)
-    is_undone = again is not None and is_same(again.problem, delivered(problem).without_layout())
+    is_undone = again is not None and are_same_problem(again.problem, as_delivered(problem).without_layout())
     return declared.problem if is_undone else None

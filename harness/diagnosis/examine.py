@@ -30,19 +30,19 @@ from attncheck.diagnosis.wrong_result import (
     try_reading,
 )
 from attncheck.execution.worker import Computed
-from attncheck.judging.alternatives import Alternative
+from attncheck.judging.alternatives import AppliedReading
 from attncheck.judging.exact_stages import Stages
 from attncheck.judging.judge import stage_rows
 from attncheck.judging.judge_implementation import (
+    ConventionStartingPoint,
     JudgedStages,
-    OwnStartingPoint,
-    failed_stages,
+    excuse_convention,
     judge_implementation,
-    with_convention,
-    with_excuses,
-    with_faults,
+    mark_faults,
+    name_convention,
+    stages_with_wrong_numbers,
 )
-from attncheck.judging.judge_stages import StageJudgement, sound_stages
+from attncheck.judging.judge_stages import StageJudgement, well_formed_stages
 from attncheck.judging.truth import Truth, truth_of_reading
 from attncheck.judging.undefined import scores_shape
 from attncheck.judging.xfail import KnownEmptyRows
@@ -86,7 +86,7 @@ def diagnose_case(wrong: WrongResult) -> Findings:
 def _try_readings(wrong: WrongResult) -> Findings:
     """Compare the nearest readings of a small case with their exact answers."""
     candidates, refuted = _rank_readings(wrong)
-    matches: list[Alternative] = []
+    matches: list[AppliedReading] = []
     for alternative in candidates[:MAX_TRIALS]:
         if fitting := try_reading(wrong, alternative):
             matches.append(fitting)
@@ -102,7 +102,7 @@ def _try_readings(wrong: WrongResult) -> Findings:
     return Findings(tuple(matches), frozenset(names - {alternative.name for alternative in matches}), untried)
 
 
-def _readings_that_fill_empty_rows(wrong: WrongResult) -> list[Alternative]:
+def _readings_that_fill_empty_rows(wrong: WrongResult) -> list[AppliedReading]:
     """Return the readings that explain wrong rows without a key: fewer rows are empty, or empty rows give other values.
 
     Readings without a known distance are tried, too. A reading with another ``mask_fill`` is not tried: it makes such a
@@ -132,9 +132,9 @@ def _is_small(wrong: WrongResult) -> bool:
     return wrong.truth.judged.query_rows is None and size <= MAX_SCORES_TO_TRY
 
 
-def _rank_readings(wrong: WrongResult) -> tuple[list[Alternative], set[Alternative]]:
+def _rank_readings(wrong: WrongResult) -> tuple[list[AppliedReading], set[AppliedReading]]:
     """Return the readings that are worth a trial, nearest first, and the readings that their distance refutes."""
-    readings, refuted = wrong.readings, set[Alternative]()
+    readings, refuted = wrong.readings, set[AppliedReading]()
     own_distance = relative_distance(readings.of_case, wrong.stages)
     unit, allowed = FORMATS[wrong.truth.bounds.dtype].unit_roundoff, wrong.allowed_difference
     ranked, without_distance = [], []
@@ -160,10 +160,10 @@ def _rank_readings(wrong: WrongResult) -> tuple[list[Alternative], set[Alternati
     return nearest, refuted
 
 
-def _fit_numbers(wrong: WrongResult) -> tuple[list[Alternative], set[str]]:
+def _fit_numbers(wrong: WrongResult) -> tuple[list[AppliedReading], set[str]]:
     """Return the readings with a fitted number that fit, or else the accuracies; and the names that do not fit."""
     missed = set[str]()
-    matches: dict[str, Alternative] = {}
+    matches: dict[str, AppliedReading] = {}
     for alternative in fitted_readings(wrong):
         is_near = alternative.replacement is not None or (
             relative_distance(approximate(alternative.problem, wrong.truth.judged.query_rows), wrong.stages)
@@ -217,10 +217,10 @@ def judge_and_diagnose(
     if not judged.starting_points:
         return unexplained
     last = judged.starting_points[-1]
-    empty_rows = last if isinstance(last, OwnStartingPoint) else None
-    sound, findings = sound_stages(truth.for_returned(stages), stages, shapes), NO_FINDINGS
+    empty_rows = last if isinstance(last, ConventionStartingPoint) else None
+    sound, findings = well_formed_stages(truth.for_returned(stages), stages, shapes), NO_FINDINGS
     for start in judged.starting_points:
-        failed = {stage: sound[stage] for stage in failed_stages(start.judgements)}
+        failed = {stage: sound[stage] for stage in stages_with_wrong_numbers(start.judgements)}
         right = {
             judgement.stage: sound[judgement.stage]
             for judgement in start.judgements
@@ -236,13 +236,13 @@ def judge_and_diagnose(
             if empty_rows is not None and diagnosis.option == empty_rows.convention.option:
                 sized = empty_rows
             named = [
-                with_convention(judgement, diagnosis, description) if judgement.stage in failed else judgement
+                name_convention(judgement, diagnosis, description) if judgement.stage in failed else judgement
                 for judgement in sized.judgements
             ]
             # A stage that is right in this case does not show where a reading begins.
             begins_at = diagnosis.stage if diagnosis.stage and diagnosis.stage not in right else judged.begins_at
             return DiagnosedStages(
-                **vars(with_excuses(named, begins_at, diagnosis, start, known_empty_rows)),
+                **vars(excuse_convention(named, begins_at, diagnosis, start, known_empty_rows)),
                 findings=findings,
             )
     return replace(unexplained, findings=findings)
@@ -263,12 +263,12 @@ class ExaminedOutcome:
     evidence: Evidence | None
 
 
-def examine(
+def examine_outcome(
     blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: KnownEmptyRows
 ) -> ExaminedOutcome:
     """Judge the stages of one implementation and diagnose them."""
     judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, rounding_model, known)
-    judged = with_faults(judged, outcome.faults)
+    judged = mark_faults(judged, outcome.faults)
     rows = stage_rows(blank, judged, outcome, case, truth.read_as)
     failing = [row for row in rows if row.verdict in DIAGNOSABLE and not row.xfail]
     if not failing or not (judged.findings.matches or judged.findings.refuted):

@@ -29,9 +29,9 @@ class DiagnosisOnDemand:
         self, blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: KnownEmptyRows
     ) -> list[Row]:
         """Judge the stages of one implementation and diagnose them."""
-        from attncheck.diagnosis.examine import examine
+        from attncheck.diagnosis.examine import examine_outcome
 
-        return list(examine(blank, case, truth, outcome, rounding_model, known).rows)
+        return list(examine_outcome(blank, case, truth, outcome, rounding_model, known).rows)
 
 
 DIAGNOSIS = DiagnosisOnDemand()

@@ -28,30 +28,30 @@ from attncheck.diagnosis.readings_of_launches import LAUNCH_READINGS
 from attncheck.diagnosis.readings_of_scores import SCORE_READINGS, is_masked
 from attncheck.diagnosis.replaced_steps import REPLACED_STEPS
 from attncheck.judging.alternatives import (
-    Alternative,
+    AppliedReading,
     Change,
-    Form,
     Reading,
+    ReadingForm,
     allowed_keys,
     canonical_with_empty_rows,
-    convention,
-    entries,
+    change_input,
+    change_inputs,
+    convention_reading,
     has_scale,
+    leave_out_input,
+    reorderings,
     scale_of,
-    set_to,
+    set_options,
     starting_at_stage,
     when_applicable,
-    with_allowed,
-    with_each,
-    with_input,
-    with_mask,
-    without,
+    with_combined_mask,
+    with_default_mask,
 )
 from attncheck.judging.empty_row_conventions import OTHER_EMPTY_ROWS
-from attncheck.judging.undefined import MAX_AT_A_TIME, empty_rows, empty_rows_convention, scores_shape
-from attncheck.reading.lowering import queries_and_keys, query_offset
+from attncheck.judging.undefined import MAX_FLAGS_AT_A_TIME, empty_rows_convention, flag_empty_rows, scores_shape
+from attncheck.reading.lowering import count_queries_and_keys, query_offset
 from attncheck.reading.problem import Problem
-from attncheck.reading.shapes import score_elements
+from attncheck.reading.shapes import count_scores
 from attncheck.spec import (
     ACCURACY_PREFIX,
     IGNORABLE,
@@ -80,7 +80,7 @@ def _position_rule(problem: Problem) -> tuple[str, str] | None:
 def _align_at_corner(alignment: str, position: str) -> Change:
     """Align causality and the window at a corner: the first query with the first key, or the last with the last."""
 
-    def change(problem: Problem) -> Iterator[Form]:
+    def change(problem: Problem) -> Iterator[ReadingForm]:
         if (subject := _position_rule(problem)) is None:
             return
         options, realigned = problem.options, problem.without_input("query_offsets").with_options(alignment=alignment)
@@ -91,32 +91,32 @@ def _align_at_corner(alignment: str, position: str) -> Change:
             default = "at the offset of each batch entry"
         meant, *_ = _ALIGNMENTS.get(str(options.get("alignment")), (default,))
         words = {"subject": subject[0], "rule": subject[1].format(position), "meant": meant}
-        yield Form(realigned, words)
+        yield ReadingForm(realigned, words)
         if options.get("is_causal") and options.get("window"):
-            yield from (Form(separate, words) for separate in _realign_one_rule(problem, realigned))
+            yield from (ReadingForm(separate, words) for separate in _realign_one_rule(problem, realigned))
 
     return change
 
 
 def _realign_one_rule(problem: Problem, realigned: Problem) -> Iterator[Problem]:
     """Yield the problem with only causality realigned, and with only the window realigned."""
-    queries, keys = queries_and_keys(problem.inputs)
+    queries, keys = count_queries_and_keys(problem.inputs)
     first, key = query_offset(realigned.options, realigned.inputs), np.arange(keys)
     positions = np.arange(queries)[:, np.newaxis] + first
-    yield with_allowed(problem.with_options(is_causal=False), key <= positions)
-    yield with_allowed(problem.with_options(window=None), within_window(problem, positions, key))
+    yield with_combined_mask(problem.with_options(is_causal=False), key <= positions)
+    yield with_combined_mask(problem.with_options(window=None), within_window(problem, positions, key))
 
 
 def _move_window_ends(*moves: int) -> Change:
     """Move the ends of a window; None if an end that moves is unbounded."""
 
-    def change(problem: Problem) -> Form | None:
+    def change(problem: Problem) -> ReadingForm | None:
         window = problem.options["window"]
         if any(end is None and move for end, move in zip(window, moves, strict=True)):
             return None
         moved = tuple(map(move_window_side, window, moves))
         words = {"window": moved, "meant": window}
-        return Form(problem.with_options(window=moved), {name: json.dumps(ends) for name, ends in words.items()})
+        return ReadingForm(problem.with_options(window=moved), {name: json.dumps(ends) for name, ends in words.items()})
 
     return change
 
@@ -125,21 +125,21 @@ def _mask_by_distance(allows: Callable[[Any], Any]) -> Change:
     """Replace causality by a mask of the keys whose distance after the query is allowed."""
 
     def change(problem: Problem) -> Problem:
-        queries, keys = queries_and_keys(problem.inputs)
+        queries, keys = count_queries_and_keys(problem.inputs)
         distance = np.arange(keys) - np.arange(queries)[:, np.newaxis] - query_offset(problem.options, problem.inputs)
-        return with_allowed(problem.with_options(is_causal=False), allows(distance))
+        return with_combined_mask(problem.with_options(is_causal=False), allows(distance))
 
     return change
 
 
 def _add_causality_to_scores(problem: Problem) -> Problem:
     """Add the mask and causality to the scores as the numbers 0 and 1."""
-    queries, keys = queries_and_keys(problem.inputs)
+    queries, keys = count_queries_and_keys(problem.inputs)
     first = query_offset(problem.options, problem.inputs)
     allowed = np.arange(keys) <= np.arange(queries)[:, np.newaxis] + first
     added = allowed & problem.inputs.get("mask", np.True_)
     bias = problem.inputs.get("bias", np.zeros(())) + added.reshape((1,) * (4 - added.ndim) + added.shape)
-    return with_mask(problem.without_input("mask").with_options(is_causal=False)).with_inputs(bias=bias)
+    return with_default_mask(problem.without_input("mask").with_options(is_causal=False)).with_inputs(bias=bias)
 
 
 def _unmask_last_row(problem: Problem) -> Problem | None:
@@ -154,25 +154,25 @@ def _unmask_last_row(problem: Problem) -> Problem | None:
     return canonical_with_empty_rows(problem).with_options(is_causal=False).with_inputs(mask=unmasked)
 
 
-def _add_fill_to_scores(problem: Problem) -> Form | None:
+def _add_fill_to_scores(problem: Problem) -> ReadingForm | None:
     plain = problem.canonical()
     kept = Computation.as_given(plain).kept(scores_shape(plain))
     if kept is None or np.isneginf(problem.inputs.get("bias", np.zeros(1))).any():
         return None
     bias = np.where(kept, 0.0, float(plain.options.get("mask_fill", -np.inf))) + problem.inputs.get("bias", 0.0)
     unmasked = plain.but({"is_causal": None, "mask_fill": None}, mask=None, bias=bias)
-    return Form(unmasked, _fill_words(problem), stage_aliases={"masked": "biased"})
+    return ReadingForm(unmasked, _fill_words(problem), stage_aliases={"masked": "biased"})
 
 
 def _fill_words(problem: Problem) -> dict[str, str]:
     return {"fill": f"{problem.options['mask_fill']:.6g}"}
 
 
-def _invert_fill(problem: Problem) -> Form | None:
+def _invert_fill(problem: Problem) -> ReadingForm | None:
     fill = problem.options["mask_fill"]
     if not fill or abs(math.log10(abs(fill))) < 1:
         return None
-    return Form(problem.with_options(mask_fill=1 / fill), {"fill": f"{1 / fill:.6g}"})
+    return ReadingForm(problem.with_options(mask_fill=1 / fill), {"fill": f"{1 / fill:.6g}"})
 
 
 def _first_stage_of_offsets(problem: Problem) -> str:
@@ -198,11 +198,11 @@ def _lowest_finite_number(problem: Problem) -> float:
 
 
 def _change_fill(change: Callable[[float], float]) -> Change:
-    def changed(problem: Problem) -> Form | None:
+    def changed(problem: Problem) -> ReadingForm | None:
         fill = problem.options["mask_fill"]
         other_fill = change(fill)
         words = {"fill": f"{other_fill:.6g}", "meant": f"{fill:.6g}"}
-        return None if other_fill == fill else Form(problem.with_options(mask_fill=other_fill), words)
+        return None if other_fill == fill else ReadingForm(problem.with_options(mask_fill=other_fill), words)
 
     return changed
 
@@ -211,14 +211,14 @@ def _ignored_reading(name: str, spec: InputSpec | OptionSpec) -> Reading:
     """Return the reading in which an input or option has no effect."""
     stage = spec.first_stage if isinstance(spec, InputSpec) else str(spec.asks_for)
 
-    def change(problem: Problem) -> Problem | Form:
+    def change(problem: Problem) -> Problem | ReadingForm:
         if isinstance(spec, OptionSpec):
             without_option = problem.with_options(**{name: False if spec.type is bool else None})
             if stage == "masked":
-                return with_mask(without_option)
-            return Form(without_option, stage_aliases={stage: LOGITS[LOGITS.index(stage) - 1]})
+                return with_default_mask(without_option)
+            return ReadingForm(without_option, stage_aliases={stage: LOGITS[LOGITS.index(stage) - 1]})
         if spec.folds_into == "mask":
-            return with_mask(problem).without_input(name)
+            return with_default_mask(problem).without_input(name)
         if spec.neutral is None:
             return problem.without_input(name)
         return problem.with_inputs(**{name: np.full_like(problem.inputs[name], spec.neutral)})
@@ -231,16 +231,16 @@ def _ignored_reading(name: str, spec: InputSpec | OptionSpec) -> Reading:
 
 _MASK_READINGS = (
     *(
-        convention(f"aligned-{name}", f"{{subject}} is aligned {name} ({{rule}}); the case means {{meant}}",
+        convention_reading(f"aligned-{name}", f"{{subject}} is aligned {name} ({{rule}}); the case means {{meant}}",
                    _align_at_corner(alignment, position))
         for alignment, (name, position) in _ALIGNMENTS.items()
     ),
-    convention("mask-inverted", "the mask is read as True = may not attend; the case means True = may attend",
-               with_input("mask", np.logical_not), "mask"),
-    convention("fill-minus-infinity", "a forbidden score is minus infinity; the case means {fill} in its place",
-               lambda problem: Form(problem.with_options(mask_fill=None), _fill_words(problem)), "mask_fill"),
+    convention_reading("mask-inverted", "the mask is read as True = may not attend; the case means True = may attend",
+               change_input("mask", np.logical_not), "mask"),
+    convention_reading("fill-minus-infinity", "a forbidden score is minus infinity; the case means {fill} in its place",
+               lambda problem: ReadingForm(problem.with_options(mask_fill=None), _fill_words(problem)), "mask_fill"),
     *(
-        convention(f"window-too-{how}-{ends.replace(' the', '').replace(' ', '-')}",
+        convention_reading(f"window-too-{how}-{ends.replace(' the', '').replace(' ', '-')}",
                    f"the window is one key too {how} on the {ends}: {{window}}; the case means {{meant}}, ends "
                    "included",
                    _move_window_ends(step * of_left, step * of_right), "window")
@@ -248,9 +248,9 @@ _MASK_READINGS = (
         for ends, of_left, of_right in (("left", 1, 0), ("right", 0, 1), ("left and the right", 1, 1))
     ),
     *(
-        convention(f"key-lengths-one-too-{name}",
+        convention_reading(f"key-lengths-one-too-{name}",
                    f"a key length is taken for {how}; the case means the number of keys",
-                   with_input("key_lengths", partial(np.add, moved)), "key_lengths")
+                   change_input("key_lengths", partial(np.add, moved)), "key_lengths")
         for moved, name, how in ((1, "long", "the last key's index"), (-1, "short", "one less"))
     ),
     Reading("mask-added", "the mask is added to the scores as the numbers 0 and 1",
@@ -293,20 +293,20 @@ _MASK_READINGS = (
             lambda problem: problem.with_options(window=tuple(problem.options["window"])[::-1]), "window"),
     Reading("last-row-unmasked", "the last query row is not masked", _unmask_last_row),
     Reading("mask-transposed", "queries and keys of the mask are swapped", when_applicable(
-        lambda problem: len(set(queries_and_keys(problem.inputs))) == 1,
-        with_input("mask", lambda mask: mask.swapaxes(-1, -2) if mask.ndim > 1 else None)), "mask"),
+        lambda problem: len(set(count_queries_and_keys(problem.inputs))) == 1,
+        change_input("mask", lambda mask: mask.swapaxes(-1, -2) if mask.ndim > 1 else None)), "mask"),
     *(
         replace(reading, change=starting_at_stage(_first_stage_of_offsets, reading.change))
         for reading in (
-            Reading("query-offsets-ignored", "the query offsets are ignored", without("query_offsets"),
+            Reading("query-offsets-ignored", "the query offsets are ignored", leave_out_input("query_offsets"),
                     "query_offsets"),
-            *entries("query-offsets", "the query offset", ["query_offsets"], {"batch entry": -1}, "masked"),
+            *reorderings("query-offsets", "the query offset", ["query_offsets"], {"batch entry": -1}, "masked"),
             Reading("query-offsets-of-longest", "the largest query offset is taken for all",
-                    with_input("query_offsets", lambda offsets: np.full_like(offsets, offsets.max(initial=0))),
+                    change_input("query_offsets", lambda offsets: np.full_like(offsets, offsets.max(initial=0))),
                     "query_offsets"),
             Reading("query-offsets-one-too-far", "query offsets are one too far",
                     when_applicable(lambda problem: "rotary_cos" not in problem.inputs,  # whose table would end
-                         with_input("query_offsets", lambda offsets: offsets + 1)), "query_offsets"),
+                         change_input("query_offsets", lambda offsets: offsets + 1)), "query_offsets"),
         )
     ),
 )  # fmt: skip
@@ -376,9 +376,9 @@ def _reverse_pages(called: Problem) -> Problem:
 _PAGE_INPUTS = ("key_pages", "value_pages")
 
 
-def _align_sequences_top_left(called: Problem) -> Form | None:
+def _align_sequences_top_left(called: Problem) -> ReadingForm | None:
     subject = _position_rule(called)
-    return Form(called.with_options(alignment="top_left"), {"subject": subject[0]}) if subject else None
+    return ReadingForm(called.with_options(alignment="top_left"), {"subject": subject[0]}) if subject else None
 
 
 def _has_sequences(called: Problem) -> bool:
@@ -388,21 +388,22 @@ def _has_sequences(called: Problem) -> bool:
 _SEQUENCE_READINGS = tuple(
     replace(reading, change=when_applicable(_has_sequences, reading.change), before_lowering=True)
     for reading in (
-        convention("aligned-top-left",
+        convention_reading("aligned-top-left",
                    "{subject} is aligned top-left in each sequence; the case means its last query and key",
                    _align_sequences_top_left),
-        convention("key-lengths-one-too-long",
+        convention_reading("key-lengths-one-too-long",
                    "a key length is taken for the last key's index; the case means the number of keys",
                    _change_key_lengths(lambda lengths, called: lengths + 1), "key_lengths"),
-        convention("key-lengths-one-too-short", "a key length is taken for one less; the case means the number of keys",
+        convention_reading("key-lengths-one-too-short",
+                           "a key length is taken for one less; the case means the number of keys",
                    _change_key_lengths(lambda lengths, called: lengths - 1), "key_lengths"),
         Reading("key-lengths-of-first-batch-entry", "the key length of the first sequence is taken for all",
                 _change_key_lengths(lambda lengths, called: lengths[:1]), "key_lengths"),
         Reading("key-lengths-ignored", "the key lengths are ignored",
-                when_applicable(lambda called: "block_table" not in called.inputs, without("key_lengths")),
+                when_applicable(lambda called: "block_table" not in called.inputs, leave_out_input("key_lengths")),
                 "key_lengths"),
         *(
-            Reading(f"{name}-ignored", f"{called} is ignored", set_to(**{option: neutral}), option)
+            Reading(f"{name}-ignored", f"{called} is ignored", set_options(**{option: neutral}), option)
             for name, called, option, neutral in (
                 ("causality", "causality", "is_causal", False), ("window", "the window", "window", None)
             )
@@ -417,15 +418,15 @@ _SEQUENCE_READINGS = tuple(
         Reading("limits-one-too-early", "sequences of keys end one too early", _shift_key_limits(-1), "cu_seqlens_k"),
         Reading("limits-of-queries", "the limits of queries are taken for keys",
                 _change_sequence_limits(_use_query_limits), "cu_seqlens_k"),
-        *entries("block-table", "the block table", ["block_table"], {"batch entry": -2}, "masked", "of-first"),
+        *reorderings("block-table", "the block table", ["block_table"], {"batch entry": -2}, "masked", "of-first"),
         Reading("block-table-ignored", "the block table is ignored: pages are read in their order", _set_pages_in_order,
                 "block_table"),
         Reading("block-table-transposed", "the block table is read with the strides of its transpose",
-                with_input("block_table", lambda table: table.T.reshape(table.shape)), "block_table"),
+                change_input("block_table", lambda table: table.T.reshape(table.shape)), "block_table"),
         Reading("slots-in-reverse", "the slots of each page are read in reverse",
-                with_each(_PAGE_INPUTS, lambda pages: pages[:, ::-1]), "block_table"),
+                change_inputs(_PAGE_INPUTS, lambda pages: pages[:, ::-1]), "block_table"),
         Reading("pages-with-heads-first", "heads and slots of a page are confused",
-                with_each(_PAGE_INPUTS, lambda pages: (
+                change_inputs(_PAGE_INPUTS, lambda pages: (
                     pages.reshape(len(pages), pages.shape[2], pages.shape[1], -1).swapaxes(1, 2)
                 )),
                 "block_table"),
@@ -443,28 +444,28 @@ _SEQUENCE_READINGS = tuple(
 # Rows without a key.
 
 
-def _unmask_empty_rows(problem: Problem) -> Form | None:
-    if score_elements(problem.operation, problem.options, problem.inputs) > MAX_AT_A_TIME:
+def _unmask_empty_rows(problem: Problem) -> ReadingForm | None:
+    if count_scores(problem.operation, problem.options, problem.inputs) > MAX_FLAGS_AT_A_TIME:
         return None  # the mask would be as large as the score matrix
     allowed = allowed_keys(problem)
     if allowed is None:
         return None
-    mask = allowed | empty_rows(problem)[..., np.newaxis]
+    mask = allowed | flag_empty_rows(problem)[..., np.newaxis]
     unmasked = problem.canonical().with_options(is_causal=False).with_inputs(mask=mask)
-    return Form(unmasked, {"own": empty_rows_convention(problem)})
+    return ReadingForm(unmasked, {"own": empty_rows_convention(problem)})
 
 
 EMPTY_ROW_READINGS = (
     *OTHER_EMPTY_ROWS,
-    convention("empty-rows-unmasked",
+    convention_reading("empty-rows-unmasked",
                "a query without a key attends to all keys, as if nothing were masked; the case expects {own}",
                _unmask_empty_rows, stage="weights"),
 )  # fmt: skip
 
 
-def other_empty_row_conventions(problem: Problem) -> Iterator[Alternative]:
+def other_empty_row_conventions(problem: Problem) -> Iterator[AppliedReading]:
     """Yield the other conventions for rows without a key; nothing if there is no such row."""
-    if empty_rows(problem).any():
+    if flag_empty_rows(problem).any():
         yield from (alternative for reading in EMPTY_ROW_READINGS for alternative in reading.of_problem(problem))
 
 
@@ -534,7 +535,7 @@ ALL_READINGS: Sequence[Reading] = sorted(
 """All readings except those of rows without a key, conventions first."""
 
 
-def applicable_readings(problem: Problem, *, before_lowering: bool = False) -> Iterator[Alternative]:
+def applicable_readings(problem: Problem, *, before_lowering: bool = False) -> Iterator[AppliedReading]:
     """Yield the readings that apply to a problem, conventions first.
 
     If ``before_lowering``, the problem is a call, and only the readings of calls apply; their problems are lowered.
@@ -544,7 +545,7 @@ def applicable_readings(problem: Problem, *, before_lowering: bool = False) -> I
             yield from reading.of_problem(problem)
 
 
-def readings_named(name: str, problem: Problem) -> Iterator[Alternative]:
+def readings_named(name: str, problem: Problem) -> Iterator[AppliedReading]:
     """Yield the readings of a name that make another problem of a problem, with all stages and without NaN rows."""
     of_rows = other_empty_row_conventions(problem) if name.startswith("empty-rows-") else ()
     rows = (reading for reading in ALL_READINGS if reading.name == name and not reading.before_lowering)
@@ -560,7 +561,7 @@ def problems_read_as(name: str, problem: Problem) -> list[Problem]:
     return [form.problem for reading in rows for form in reading.of_problem(problem) if form.replacement is None]
 
 
-ASKED: Mapping[str, Mapping[str, str]] = {
+READINGS_BY_QUESTION: Mapping[str, Mapping[str, str]] = {
     "causal, more keys than queries": {
         "aligned-bottom-right": "the corner is bottom right", "causality-ignored": "causality is left out"
     },

@@ -18,24 +18,24 @@ from attncheck.judging.alternatives import (
     FIRST,
     NEXT,
     Change,
-    Changed,
-    Form,
     Order,
+    ProblemChange,
     Reading,
+    ReadingForm,
+    change_input,
     take_along,
     when_applicable,
-    with_input,
 )
 from attncheck.reading.lowering import block_scales_in_memory
 from attncheck.reading.problem import Problem
-from attncheck.spec import DEFAULT_FORMAT, LOGITS, MEANS, STEMS
+from attncheck.spec import DEFAULT_FORMAT, LOGITS, MEANS, SCALE_PREFIX
 
 
 def _code_format(problem: Problem) -> str:
     return str(problem.options.get("stored_as") or DEFAULT_FORMAT)
 
 
-def _take_scales(name: str, axis: str, order: Order) -> Changed:
+def _take_scales(name: str, axis: str, order: Order) -> ProblemChange:
     """Take the data of another head or key; scales have no axis of features, block scales and zero points have one."""
 
     def changed(problem: Problem) -> Problem | None:
@@ -63,7 +63,7 @@ def _swap_rows_and_groups(scales: Any) -> Any:
 
 def _read_swizzled_in_rows(problem: Problem) -> Problem:
     moved = {}
-    for name, stem in STEMS.items():
+    for name, stem in SCALE_PREFIX.items():
         blocks = f"{stem}_block_scale"
         if name in problem.inputs and blocks in problem.inputs:
             scales = block_scales_in_memory(problem.options, problem.inputs, name)
@@ -77,7 +77,7 @@ def _map_codes(formats: Mapping[str, Any], change: Callable[[Any, Any], Any]) ->
     def changed(problem: Problem) -> Problem | None:
         changed_codes = {
             name: change(problem.inputs[name], formats[problem.inputs[name].dtype.name])
-            for name in STEMS
+            for name in SCALE_PREFIX
             if name in problem.inputs and problem.inputs[name].dtype.name in formats
         }
         return problem.with_inputs(**changed_codes) if changed_codes else None
@@ -102,19 +102,19 @@ def _change_codes(change: Callable[[Any], Any]) -> Change:
     return lambda problem: problem.with_inputs(
         **{
             name: change(problem.inputs[name])
-            for name, stem in STEMS.items()
+            for name, stem in SCALE_PREFIX.items()
             if name in problem.inputs and f"{stem}_scale" in problem.inputs
         }
     )
 
 
-def _rescale_to_maximum_240(problem: Problem) -> Iterator[Form]:
+def _rescale_to_maximum_240(problem: Problem) -> Iterator[ReadingForm]:
     """Read scales as if they mapped the largest number to 240, the maximum of e4m3fnuz, instead of 448."""
     if CODE_FORMATS[_code_format(problem)].elements == "float8_e4m3fn":
         for name in ("key", "value"):
             scale = problem.inputs[f"{name}_scale"]
             rescaled = (scale.astype(np.float64) * 448 / 240).astype(scale.dtype)
-            yield Form(
+            yield ReadingForm(
                 problem.with_inputs(**{f"{name}_scale": rescaled}),
                 {"name": name},
                 stage=_FIRST_STAGES[name],
@@ -127,15 +127,15 @@ _FNUZ_FORMATS = {"float8_e4m3fn": ml_dtypes.float8_e4m3fnuz, "float8_e5m2": ml_d
 _OTHER_SCALE_FORMATS = {"float8_e8m0fnu": ml_dtypes.float8_e4m3fn, "float8_e4m3fn": ml_dtypes.float8_e8m0fnu}
 
 _CODE_CHANGES: Sequence[tuple[str, str, str, Callable[[str], Change]]] = (
-    ("scale", "scale-ignored", "the scale of the {name}s is left out", lambda of: with_input(of, np.ones_like)),
-    ("scale", "scale-twice", "the scale of the {name}s is multiplied twice", lambda of: with_input(of, np.square)),
-    ("scale", "scale-divided", "the {name}s are divided by their scale", lambda of: with_input(of, _inverse_scale)),
+    ("scale", "scale-ignored", "the scale of the {name}s is left out", lambda of: change_input(of, np.ones_like)),
+    ("scale", "scale-twice", "the scale of the {name}s is multiplied twice", lambda of: change_input(of, np.square)),
+    ("scale", "scale-divided", "the {name}s are divided by their scale", lambda of: change_input(of, _inverse_scale)),
     ("scale", "scale-of-first-head", "the {name} scale of the first head is taken for all",
      lambda of: _take_scales(of, "heads", FIRST)),
     ("scale", "scale-of-next-head", "the {name} scale of the next head is taken",
      lambda of: _take_scales(of, "heads", NEXT)),
     ("block_scale", "blocks-unscaled", "the scales of {name} blocks are left out",
-     lambda of: with_input(of, np.ones_like)),
+     lambda of: change_input(of, np.ones_like)),
     ("block_scale", "block-scale-of-next-block", "the scale of the neighbouring block of the {name}s is taken",
      lambda of: take_along([of], -1, NEXT)),
     ("block_scale", "block-scale-of-next-key", "{name}s are scaled by blocks of the next key",
@@ -143,19 +143,19 @@ _CODE_CHANGES: Sequence[tuple[str, str, str, Callable[[str], Change]]] = (
     ("block_scale", "block-scale-of-first-head", "the block scales of the first head are taken for all {name}s",
      lambda of: _take_scales(of, "heads", FIRST)),
     ("block_scale", "block-scales-transposed", "rows and groups of the {name}s' block scales are exchanged",
-     lambda of: with_input(of, _swap_rows_and_groups)),
+     lambda of: change_input(of, _swap_rows_and_groups)),
     ("block_scale", "block-scales-in-other-format",
      "the scales of {name} blocks are read in the format of other blocks: powers of two or e4m3",
-     lambda of: with_input(of, lambda scales: scales.view(_OTHER_SCALE_FORMATS[scales.dtype.name])
+     lambda of: change_input(of, lambda scales: scales.view(_OTHER_SCALE_FORMATS[scales.dtype.name])
                            if scales.dtype.name in _OTHER_SCALE_FORMATS else None)),
     ("zero", "zero-points-ignored", "the zero points of the {name}s are left out",
-     lambda of: with_input(of, np.zeros_like)),
+     lambda of: change_input(of, np.zeros_like)),
     ("zero", "zero-points-one-too-large", "the zero points of the {name}s are taken for one more",
-     lambda of: with_input(of, lambda zeros: zeros + 1)),
+     lambda of: change_input(of, lambda zeros: zeros + 1)),
     ("zero", "zero-points-one-too-small", "the zero points of the {name}s are taken for one less",
-     lambda of: with_input(of, lambda zeros: zeros - 1)),
+     lambda of: change_input(of, lambda zeros: zeros - 1)),
     ("zero", "zero-points-added", "the zero points of the {name}s are added, not subtracted",
-     lambda of: with_input(of, np.negative)),
+     lambda of: change_input(of, np.negative)),
 )  # fmt: skip
 """End of an input's name, name of a reading, its message, and its change for the full name of the input."""
 _KEY_AND_VALUE_READINGS = tuple(
@@ -171,10 +171,11 @@ CODE_READINGS: Sequence[Reading] = tuple(
         Reading("key-scale-of-next-key", "the scale of the next key is taken", _take_scales("key_scale", "keys", NEXT),
                 "key_scale", LOGITS[0]),
         Reading("scales-swapped", "the scales of keys and values are swapped", _swap_scales, "key_scale", LOGITS[0]),
-        Reading("query-scale-ignored", "the scale of the queries is left out", with_input("query_scale", np.ones_like),
+        Reading("query-scale-ignored", "the scale of the queries is left out",
+                change_input("query_scale", np.ones_like),
                 "query_scale", LOGITS[0]),
         Reading("query-scale-twice", "the scale of the queries is multiplied twice",
-                with_input("query_scale", np.square), "query_scale", LOGITS[0]),
+                change_input("query_scale", np.square), "query_scale", LOGITS[0]),
         Reading("float8-of-other-exponent", "codes are read as e5m2 where they are e4m3, or the other way round",
                 _map_codes(_OTHER_FLOAT8, lambda codes, dtype: codes.view(dtype)), "key_scale", LOGITS[0]),
         Reading("float8-read-as-fnuz", "codes of float8 are read in its fnuz form: half as large",

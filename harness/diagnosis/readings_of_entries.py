@@ -16,57 +16,66 @@ import numpy as np
 from attncheck.diagnosis.replaced_steps import change_joined_past
 from attncheck.judging.alternatives import (
     Change,
-    Changed,
-    Form,
+    ProblemChange,
     Reading,
-    entries,
+    ReadingForm,
+    change_input,
+    change_inputs,
+    reorderings,
     swap_inputs,
     when_applicable,
-    with_allowed,
-    with_each,
-    with_input,
-    with_mask,
+    with_combined_mask,
+    with_default_mask,
 )
 from attncheck.reading import lowering
-from attncheck.reading.lowering import Array, queries_and_keys, query_offset
+from attncheck.reading.lowering import Array, count_queries_and_keys, query_offset
 from attncheck.reading.problem import Problem
-from attncheck.spec import BY_SCORE, CODE_INPUTS, LOGITS, MEANS, OF_HEADS, OPERATIONS, PER_HEAD
+from attncheck.spec import (
+    CODE_INPUTS,
+    LOGITS,
+    MEANS,
+    OPERATIONS,
+    OPERATIONS_BY_SCORE,
+    OPERATIONS_PER_HEAD,
+    PER_HEAD_INPUTS,
+)
 
 
 def has_heads(problem: Problem) -> bool:
     """Return whether the inputs ``key`` and ``value`` have heads; latent vectors do not."""
-    return problem.operation in (*PER_HEAD, *BY_SCORE) and "key_projection" not in problem.inputs
+    return problem.operation in (*OPERATIONS_PER_HEAD, *OPERATIONS_BY_SCORE) and "key_projection" not in problem.inputs
 
 
 _BATCH_AXIS, _HEAD_AXIS = {"batch entry": -4}, {"head": -3}
 _OTHER_ENTRY_READINGS = (
-    *entries("mask", "the mask", ["mask"], _BATCH_AXIS | _HEAD_AXIS, "masked"),
-    *entries("mask", "the mask", ["mask"], {"query": -2}, "masked", "of-first"),
-    *entries("bias", "the bias", ["bias"], _BATCH_AXIS | _HEAD_AXIS, "biased"),
-    *entries("bias", "the bias", ["bias"], {"query": -2}, "biased", "of-first"),
-    *entries("bias", "the bias", ["bias"], _HEAD_AXIS, "biased", "in-reverse-of"),
-    *entries("key-lengths", "the key length", ["key_lengths"], {"batch entry": -1}, "masked"),
+    *reorderings("mask", "the mask", ["mask"], _BATCH_AXIS | _HEAD_AXIS, "masked"),
+    *reorderings("mask", "the mask", ["mask"], {"query": -2}, "masked", "of-first"),
+    *reorderings("bias", "the bias", ["bias"], _BATCH_AXIS | _HEAD_AXIS, "biased"),
+    *reorderings("bias", "the bias", ["bias"], {"query": -2}, "biased", "of-first"),
+    *reorderings("bias", "the bias", ["bias"], _HEAD_AXIS, "biased", "in-reverse-of"),
+    *reorderings("key-lengths", "the key length", ["key_lengths"], {"batch entry": -1}, "masked"),
     *(
         reading
-        for name, spec in OF_HEADS.items()
-        for reading in entries(name.replace("_", "-"), str(spec.of_head), [name], {"head": -1}, spec.first_stage)
+        for name, spec in PER_HEAD_INPUTS.items()
+        for reading in reorderings(name.replace("_", "-"), str(spec.of_head), [name], {"head": -1}, spec.first_stage)
     ),
-    *entries("key", "the key", ["key", "past_key"], _BATCH_AXIS, LOGITS[0], when=has_heads),
-    *entries("value", "the value", ["value", "past_value"], _BATCH_AXIS, MEANS[0], when=has_heads),
-    *entries("key", "the key", ["key", "past_key"], _HEAD_AXIS, LOGITS[0], "of-first", "in-reverse-of", when=has_heads),
-    *entries("value", "the value", ["value", "past_value"], _HEAD_AXIS, MEANS[0], "of-first", "in-reverse-of",
+    *reorderings("key", "the key", ["key", "past_key"], _BATCH_AXIS, LOGITS[0], when=has_heads),
+    *reorderings("value", "the value", ["value", "past_value"], _BATCH_AXIS, MEANS[0], when=has_heads),
+    *reorderings("key", "the key", ["key", "past_key"], _HEAD_AXIS, LOGITS[0], "of-first", "in-reverse-of",
+                 when=has_heads),
+    *reorderings("value", "the value", ["value", "past_value"], _HEAD_AXIS, MEANS[0], "of-first", "in-reverse-of",
               when=has_heads),
-    *entries("gate", "the gate", ["gate"], _BATCH_AXIS | _HEAD_AXIS, MEANS[-1]),
-    *entries("past", "what is cached", ["past_key", "past_value"], _BATCH_AXIS | _HEAD_AXIS, LOGITS[0]),
-    *entries("score-bias", "the bias of the score", ["score_bias"], {"head": -1}, "scores", "of-first"),
-    *entries("log-sum-exps", "the log-sum-exp", ["log_sum_exps"], {"batch entry": -3, "head": -2}, "weights"),
+    *reorderings("gate", "the gate", ["gate"], _BATCH_AXIS | _HEAD_AXIS, MEANS[-1]),
+    *reorderings("past", "what is cached", ["past_key", "past_value"], _BATCH_AXIS | _HEAD_AXIS, LOGITS[0]),
+    *reorderings("score-bias", "the bias of the score", ["score_bias"], {"head": -1}, "scores", "of-first"),
+    *reorderings("log-sum-exps", "the log-sum-exp", ["log_sum_exps"], {"batch entry": -3, "head": -2}, "weights"),
 )  # fmt: skip
 
 
 # Heads that groups of query heads share.
 
 
-def use_other_heads(names: Sequence[str], head_of: Callable[[Any, int, int], Any]) -> Changed:
+def use_other_heads(names: Sequence[str], head_of: Callable[[Any, int, int], Any]) -> ProblemChange:
     """Use other heads of keys and values for query heads: ``head_of(query head, heads, size of a group)``."""
 
     def change(problem: Problem) -> Problem | None:
@@ -116,7 +125,7 @@ _GROUP_READINGS = (
 )  # fmt: skip
 
 
-def _take_other_heads(name: str, axis: int, head_of: Callable[[Any, int, int], Any]) -> Changed:
+def _take_other_heads(name: str, axis: int, head_of: Callable[[Any, int, int], Any]) -> ProblemChange:
     """Use the data of another head: ``head_of(query head, heads of keys, size of a group)``.
 
     None if that is the first head for all: another reading covers it.
@@ -136,7 +145,8 @@ def _take_other_heads(name: str, axis: int, head_of: Callable[[Any, int, int], A
 _PER_HEAD_READINGS = tuple(
     Reading(f"{of.replace('_', '-')}-{slug}", f"the {of.replace('_', ' ')} {says}",
             _take_other_heads(of, axis, head_of), of, stage)
-    for of, axis, stage in (("bias", -3, "biased"), *((name, -1, spec.first_stage) for name, spec in OF_HEADS.items()))
+    for of, axis, stage in (("bias", -3, "biased"),
+                            *((name, -1, spec.first_stage) for name, spec in PER_HEAD_INPUTS.items()))
     for slug, says, head_of in (
         ("of-first-head-of-group", "of the first head of a group is taken for all of it",
          lambda head, shared, group: head // group * group),
@@ -158,9 +168,9 @@ def _change_joined_cache(change: Callable[[Any, int], Any], *names: str) -> Chan
     """
     replacement = change_joined_past(change, names)
 
-    def changed(problem: Problem) -> Problem | Form | None:
+    def changed(problem: Problem) -> Problem | ReadingForm | None:
         if OPERATIONS[problem.operation].has_projections:
-            return Form(problem, replacement=replacement)
+            return ReadingForm(problem, replacement=replacement)
         if not has_heads(problem):
             return None
         return _replace_joined_cache(problem, change, *names)
@@ -198,11 +208,11 @@ def _write_one_slot_late(joined: Any, length: int) -> Any:
     return np.concatenate([joined[..., :length, :], gap, joined[..., length:, :]], axis=-2)[..., : joined.shape[-2], :]
 
 
-def _change_if_past(name: str, change: Callable[[Any, int], Any]) -> Changed:
+def _change_if_past(name: str, change: Callable[[Any, int], Any]) -> ProblemChange:
     """Change a mask or a bias that has an entry for each key, given the length of the past."""
 
     def changed(problem: Problem) -> Problem | None:
-        array, (_, keys) = problem.inputs[name], queries_and_keys(problem.inputs)
+        array, (_, keys) = problem.inputs[name], count_queries_and_keys(problem.inputs)
         past = query_offset({}, problem.inputs)
         return problem.with_inputs(**{name: change(array, past)}) if past and array.shape[-1] == keys > 1 else None
 
@@ -212,7 +222,7 @@ def _change_if_past(name: str, change: Callable[[Any, int], Any]) -> Changed:
 def _add_past_to_lengths(problem: Problem) -> Problem | None:
     if "past_key" not in problem.inputs:
         return None
-    _, keys = queries_and_keys(problem.inputs)
+    _, keys = count_queries_and_keys(problem.inputs)
     lengths = problem.inputs["key_lengths"] + query_offset({}, problem.inputs)
     return problem.with_inputs(key_lengths=lengths) if (lengths < keys).any() else None  # else they have no effect
 
@@ -231,7 +241,7 @@ _CACHE_READINGS = (
         )
     ),
     *(
-        Reading(f"past-{of}{slug}", f"{called} of the past are {how}", with_each(names, change), "past_key", stage)
+        Reading(f"past-{of}{slug}", f"{called} of the past are {how}", change_inputs(names, change), "past_key", stage)
         for of, called, names, stage in (
             ("", "keys and values", _PAST_INPUTS, LOGITS[0]), ("values-", "values", _PAST_INPUTS[1:], MEANS[0])
         )
@@ -264,12 +274,12 @@ def _read_one_position_late(name: str) -> Change:
 
     replacement = change_joined_past(rolled, [name])
 
-    def change(problem: Problem) -> Problem | Form | None:
+    def change(problem: Problem) -> Problem | ReadingForm | None:
         if "past_key" in problem.inputs and OPERATIONS[problem.operation].has_projections:
-            return Form(problem, replacement=replacement)
+            return ReadingForm(problem, replacement=replacement)
         if not has_heads(problem) or "rotary_cos" in problem.inputs or name not in problem.inputs:
             return None
-        return _replace_joined_cache(problem, rolled, name) if queries_and_keys(problem.inputs)[1] > 1 else None
+        return _replace_joined_cache(problem, rolled, name) if count_queries_and_keys(problem.inputs)[1] > 1 else None
 
     return change
 
@@ -291,17 +301,17 @@ def _zero_last_column(array: Any) -> Any:
 def _mask_last_key(problem: Problem) -> Problem | None:
     if OPERATIONS[problem.operation].has_parts or problem.operation in ("scoring", "softmax"):
         return None
-    keys = queries_and_keys(problem.inputs)[1]
-    return with_allowed(problem, np.arange(keys)[np.newaxis] < keys - 1) if keys > 1 else None
+    keys = count_queries_and_keys(problem.inputs)[1]
+    return with_combined_mask(problem, np.arange(keys)[np.newaxis] < keys - 1) if keys > 1 else None
 
 
-def _replace_lengths_by_mask(pattern: Callable[[Any, Any, Any], Any]) -> Changed:
+def _replace_lengths_by_mask(pattern: Callable[[Any, Any, Any], Any]) -> ProblemChange:
     """Replace key lengths by the mask ``pattern(lengths, query, key)``; None if it allows all, like ignored lengths."""
 
     def change(problem: Problem) -> Problem | None:
-        queries, keys = queries_and_keys(problem.inputs)
+        queries, keys = count_queries_and_keys(problem.inputs)
         allowed = pattern(problem.inputs["key_lengths"], np.arange(queries)[:, np.newaxis], np.arange(keys))
-        return None if allowed.all() else with_allowed(problem.without_input("key_lengths"), allowed)
+        return None if allowed.all() else with_combined_mask(problem.without_input("key_lengths"), allowed)
 
     return change
 
@@ -314,11 +324,11 @@ def _apply_lengths_by_head(problem: Problem) -> Problem | None:
     lengths, query = problem.inputs["key_lengths"], problem.inputs.get("query", problem.inputs.get("scores"))
     if query is None or query.ndim < 4 or len(lengths) != query.shape[-3]:
         return None
-    allowed = np.arange(queries_and_keys(problem.inputs)[1]) < lengths.reshape(1, -1, 1, 1)
-    return with_allowed(problem.without_input("key_lengths"), allowed)
+    allowed = np.arange(count_queries_and_keys(problem.inputs)[1]) < lengths.reshape(1, -1, 1, 1)
+    return with_combined_mask(problem.without_input("key_lengths"), allowed)
 
 
-def _swap_batch_and_head_axes(name: str) -> Changed:
+def _swap_batch_and_head_axes(name: str) -> ProblemChange:
     """Read (B, 1, ..) as (1, H, ..), or the other way round, if there are as many heads as batch entries."""
 
     def change(problem: Problem) -> Problem | None:
@@ -332,7 +342,7 @@ def _swap_batch_and_head_axes(name: str) -> Changed:
 
 def _change_mask_pattern(
     of: Sequence[str], pattern: Callable[[Problem, Array, Array], Any], change: Callable[[Problem, Any], Problem]
-) -> Changed:
+) -> ProblemChange:
     """Change a problem with the options ``of``, given the mask (Lq, Lk) of another pattern.
 
     ``pattern`` gets the problem and the positions of queries, (Lq, 1), and of keys, (Lk,). It does not apply if each
@@ -342,7 +352,7 @@ def _change_mask_pattern(
     def changed(problem: Problem) -> Problem | None:
         if "query_offsets" in problem.inputs or not all(problem.options.get(name) for name in of):
             return None
-        queries, keys = queries_and_keys(problem.inputs)
+        queries, keys = count_queries_and_keys(problem.inputs)
         positions = np.arange(queries)[:, np.newaxis] + query_offset(problem.options, problem.inputs)
         return change(problem, np.broadcast_to(pattern(problem, positions, np.arange(keys)), (queries, keys)))
 
@@ -358,11 +368,11 @@ def within_window(problem: Problem, query: Array, key: Array) -> Any:
         >>> within_window(problem, np.arange(3)[:, np.newaxis], np.arange(3)).astype(int).tolist()
         [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
     """
-    rules = lowering.within_window(problem.options["window"], query, key)
+    rules = lowering.window_conditions(problem.options["window"], query, key)
     return reduce(np.logical_and, rules, np.ones(np.broadcast_shapes(query.shape, key.shape), np.bool_))
 
 
-def _change_window(change: Callable[[Any, Any], tuple[Any, Any]]) -> Changed:
+def _change_window(change: Callable[[Any, Any], tuple[Any, Any]]) -> ProblemChange:
     """Replace the sides of a window; there is no window if both sides are unbounded."""
 
     def changed(problem: Problem) -> Problem | None:
@@ -370,7 +380,9 @@ def _change_window(change: Callable[[Any, Any], tuple[Any, Any]]) -> Changed:
         changed_window = change(*window)
         if changed_window == window:
             return None
-        return with_mask(problem).with_options(window=None if changed_window == (None, None) else changed_window)
+        return with_default_mask(problem).with_options(
+            window=None if changed_window == (None, None) else changed_window
+        )
 
     return changed
 
@@ -389,13 +401,13 @@ def _align_at_key_lengths(problem: Problem) -> Problem | None:
     """Align causality and the window so that the last query is at the last key within its length."""
     if not (problem.options.get("is_causal") or problem.options.get("window")):
         return None
-    lengths, (queries, keys) = _as_batch_axis(problem.inputs["key_lengths"]), queries_and_keys(problem.inputs)
+    lengths, (queries, keys) = _as_batch_axis(problem.inputs["key_lengths"]), count_queries_and_keys(problem.inputs)
     positions, key = np.arange(queries)[:, np.newaxis] + lengths - queries, np.arange(keys)
     allowed = (key < lengths) & np.asarray(not problem.options.get("is_causal") or key <= positions)
     if problem.options.get("window"):
         allowed = allowed & within_window(problem, positions, key)
     plain = problem.without_input("key_lengths").without_input("query_offsets")
-    return with_allowed(plain.with_options(is_causal=False, window=None), allowed)
+    return with_combined_mask(plain.with_options(is_causal=False, window=None), allowed)
 
 
 _POSITION_READINGS = (
@@ -405,12 +417,12 @@ _POSITION_READINGS = (
         for name, stage in (("key", LOGITS[0]), ("value", MEANS[0]))
     ),
     Reading("bias-one-key-late", "the bias of the key before is read",
-            with_input("bias", lambda bias: np.roll(bias, 1, axis=-1)), "bias", "biased"),
+            change_input("bias", lambda bias: np.roll(bias, 1, axis=-1)), "bias", "biased"),
     Reading("query-and-key-exchanged", "queries are taken for keys, and the other way round", _swap_queries_and_keys,
             stage=LOGITS[0]),
     *(
         Reading(f"last-{slug}-dropped", f"the last {says} is left out",
-                when_applicable(_has_plain_heads, with_each([name, f"past_{name}"], _zero_last_column)),
+                when_applicable(_has_plain_heads, change_inputs([name, f"past_{name}"], _zero_last_column)),
                 name, stage)
         for name, slug, says, stage in (
             ("query", "feature", "element of queries and keys", LOGITS[0]),
@@ -426,7 +438,7 @@ _POSITION_READINGS = (
             "key_lengths"),
     Reading("key-lengths-up-to-four", "key lengths are rounded up to whole tiles of four keys",
             lambda problem: problem.with_inputs(key_lengths=np.minimum(
-                -(-problem.inputs["key_lengths"] // 4) * 4, queries_and_keys(problem.inputs)[1]
+                -(-problem.inputs["key_lengths"] // 4) * 4, count_queries_and_keys(problem.inputs)[1]
             ).astype(problem.inputs["key_lengths"].dtype)), "key_lengths"),
     Reading("key-lengths-of-queries-too", "key lengths are taken for those of queries, too",
             _replace_lengths_by_mask(
@@ -435,7 +447,7 @@ _POSITION_READINGS = (
     Reading("key-lengths-of-heads", "key lengths are those of heads, not of batch entries", _apply_lengths_by_head,
             "key_lengths"),
     Reading("key-lengths-at-least-one", "a key length of 0 is taken for 1",
-            with_input("key_lengths", lambda lengths: np.maximum(lengths, 1)), "key_lengths"),
+            change_input("key_lengths", lambda lengths: np.maximum(lengths, 1)), "key_lengths"),
     Reading("aligned-with-key-lengths", "causality or the window is aligned with the last key that counts",
             _align_at_key_lengths, "key_lengths"),
     *(
@@ -450,7 +462,7 @@ _POSITION_READINGS = (
     Reading("window-or-causality", "a key is seen that the window or causality allows, where both must",
             _change_mask_pattern(
                 ["is_causal"], lambda problem, query, key: (key <= query) | within_window(problem, query, key),
-                lambda problem, seen: with_allowed(problem.with_options(window=None, is_causal=False), seen)
+                lambda problem, seen: with_combined_mask(problem.with_options(window=None, is_causal=False), seen)
             ), "window"),
     *(
         Reading(f"window-{slug}", says, _change_window(change), "window")
@@ -472,8 +484,9 @@ _POSITION_READINGS = (
         )
     ),
     *(
-        Reading(f"window-{slug}", says, _change_mask_pattern(["window"], pattern, lambda problem, seen: with_allowed(
-            with_mask(problem).with_options(window=None), seen)), "window")
+        Reading(f"window-{slug}", says, _change_mask_pattern(["window"], pattern,
+                lambda problem, seen: with_combined_mask(
+            with_default_mask(problem).with_options(window=None), seen)), "window")
         for slug, says, pattern in (
             ("of-first-query", "the window of the first query is taken for all",
              lambda problem, query, key: within_window(problem, query[:1], key)),
@@ -489,7 +502,7 @@ _POSITION_READINGS = (
 # Rows of a mask, each with a first and a last key that it allows.
 
 
-def _change_mask_rows(change: Callable[[Any, Any, Any, Any], Any]) -> Changed:
+def _change_mask_rows(change: Callable[[Any, Any, Any, Any], Any]) -> ProblemChange:
     """Change rows of a mask: ``change(mask, key, first, last)``, by the first and last allowed key; not empty rows."""
 
     def changed(mask: Any) -> Any:
@@ -499,7 +512,7 @@ def _change_mask_rows(change: Callable[[Any, Any, Any, Any], Any]) -> Changed:
         first, last = mask.argmax(-1)[..., np.newaxis], keys - 1 - mask[..., ::-1].argmax(-1)[..., np.newaxis]
         return change(mask, np.arange(keys), first, last) & mask.any(axis=-1, keepdims=True)
 
-    return with_input("mask", changed)
+    return change_input("mask", changed)
 
 
 def _last_allowed_run(mask: Any, key: Any, first: Any, last: Any) -> Any:
@@ -508,7 +521,7 @@ def _last_allowed_run(mask: Any, key: Any, first: Any, last: Any) -> Any:
 
 
 def _make_mask_causal(problem: Problem) -> Problem | None:
-    (queries, keys), mask = queries_and_keys(problem.inputs), problem.inputs["mask"]
+    (queries, keys), mask = count_queries_and_keys(problem.inputs), problem.inputs["mask"]
     has_rows = mask.ndim > 1 and mask.shape[-2] > 1
     return problem.with_inputs(mask=mask & np.tri(queries, keys, keys - queries, dtype=bool)) if has_rows else None
 

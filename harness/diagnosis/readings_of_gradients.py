@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.attention.errors import Elementwise, Real, every_head
-from attncheck.attention.logits import cap_of, spread_over, through_mask
+from attncheck.attention.errors import Elementwise, Real, broadcast_heads
+from attncheck.attention.logits import broadcast_axes, softcap_of, zero_filled_gradients
 from attncheck.attention.problem import Computation
 from attncheck.attention.scores import scale_of as factor_of
 from attncheck.attention.walk import Walk
@@ -27,7 +27,16 @@ from attncheck.diagnosis.replaced_steps import (
     step_replacement,
     width_power,
 )
-from attncheck.judging.alternatives import Changed, Form, Number, Reading, number_readings, scale_of, set_to, without
+from attncheck.judging.alternatives import (
+    Number,
+    ProblemChange,
+    Reading,
+    ReadingForm,
+    leave_out_input,
+    number_readings,
+    scale_of,
+    set_options,
+)
 from attncheck.judging.truth import Truth
 from attncheck.reading.problem import Problem
 from attncheck.spec import GRADIENTS, QUERY_KEY_VALUE, Shape
@@ -127,7 +136,7 @@ class BackwardPass:
 
     def repeat_to_query_heads(self, name: str) -> ApproximateArray:
         """Return the keys or values of every query head."""
-        return self.walk_step(name).mapped(lambda part: every_head(part, self.heads))
+        return self.walk_step(name).mapped(lambda part: broadcast_heads(part, self.heads))
 
     def split_into_groups(self, gradient: ApproximateArray, name: str) -> ApproximateArray:
         """Split the axis of query heads into groups: (B, H, ..) -> (B, Hkv, H / Hkv, ..)."""
@@ -138,7 +147,7 @@ class BackwardPass:
         """Add up the gradients of the query heads of each group."""
         return self.split_into_groups(self[f"{name} by head"], name).sum(2).mapped(lambda part: part[:, :, 0])
 
-    def allowed_mask(self, change: Changed | None = None) -> Any:
+    def allowed_mask(self, change: ProblemChange | None = None) -> Any:
         """Return the mask, (B, H, Lq, Lk), of the call or of the changed call."""
         call = self.truth.judged.problem.as_call()
         changed_call = call if change is None else change(call)
@@ -160,7 +169,7 @@ def _transpose(array: ApproximateArray) -> ApproximateArray:
 def _bias_shape_and_axes(step: BackwardPass, logits: ApproximateArray) -> tuple[Shape, tuple[int, ...]]:
     """Return the shape of the bias, and the axes along which it was broadcast."""
     shape = step.truth.exact["grad_bias"].high.shape
-    return shape, spread_over(shape, logits.value.ndim)[1]
+    return shape, broadcast_axes(shape, logits.value.ndim)[1]
 
 
 def _bias_gradient(step: BackwardPass, logits: ApproximateArray) -> ApproximateArray:
@@ -174,7 +183,7 @@ BACKWARD_STEPS: Mapping[str, Step] = {
     "weights of values": lambda step: step["weights"],
     "mean": lambda step: (step["weights"] * step.walk_step("grad_weights")).sum(-1),
     "logits behind a fill": lambda step: step["weights"] * (step.walk_step("grad_weights") - step["mean"]),
-    "logits": lambda step: step["logits behind a fill"].mapped(lambda part: through_mask(step.problem, part)),
+    "logits": lambda step: step["logits behind a fill"].mapped(lambda part: zero_filled_gradients(step.problem, part)),
     "slope": lambda step: step.walk_step("slope"),
     "products": lambda step: (step["logits"] * step["slope"]).multiply_exact(factor_of(step.problem)),
     "key by head": lambda step: _transpose(step["products"]) @ step.walk_step("query"),
@@ -215,13 +224,13 @@ def _backward_reading(
     """Return the reading in which steps of a backward pass are replaced."""
     replacement = step_replacement(replace_backward_steps(changed, applies))
 
-    def change(problem: Problem) -> Form | None:
-        return Form(problem, replacement=replacement) if problem.operation in _GRADIENT_OPERATIONS else None
+    def change(problem: Problem) -> ReadingForm | None:
+        return ReadingForm(problem, replacement=replacement) if problem.operation in _GRADIENT_OPERATIONS else None
 
     return Reading(name, says, change, of, stage)
 
 
-def _weights_with_mask(change: Changed) -> Mapping[str, Step]:
+def _weights_with_mask(change: ProblemChange) -> Mapping[str, Step]:
     """Recompute the weights from scores with another mask."""
     return {
         "weights": lambda step: step.recompute_weights(
@@ -234,7 +243,7 @@ def _weights_with_causal_offset(steps: int) -> Mapping[str, Step]:
     """Recompute the weights with keys up to ``steps`` after the query's position."""
 
     def weights(step: BackwardPass) -> ApproximateArray:
-        kept = step.allowed_mask(set_to(is_causal=False))
+        kept = step.allowed_mask(set_options(is_causal=False))
         offset = kept.shape[-1] - kept.shape[-2] if "past_key" in step.problem.inputs else 0
         distance = np.arange(kept.shape[-1]) - np.arange(kept.shape[-2])[:, np.newaxis] - offset
         return step.recompute_weights(step.walk_step("biased").where(kept & (distance <= steps), -np.inf))
@@ -274,7 +283,7 @@ def _softcap_slope(change: Callable[[Real, float], Real], of: str) -> Mapping[st
 
 def _slope_of_all_scores(step: BackwardPass) -> ApproximateArray:
     """Return the slope of every score, including those that a fill replaced."""
-    if cap_of(step.problem) is not None:
+    if softcap_of(step.problem) is not None:
         return _softcap_slope(lambda scores, cap: 1 - (scores / cap) ** 2, "capped")["slope"](step)
     return step.original_step("slope").mapped(np.zeros_like).with_roundings(np.ones((1, 1)), np.zeros((1, 1)))
 
@@ -345,10 +354,10 @@ _STEP_READINGS = (
                  f"the backward pass makes its weights again without {called}",
                  _weights_with_mask(change), of)
         for name, called, of, change in (
-            ("mask", "the mask", "mask", without("mask")),
-            ("window", "the window", "window", set_to(window=None)),
-            ("key-lengths", "the key lengths", "key_lengths", without("key_lengths")),
-            ("causality", "causality", "is_causal", set_to(is_causal=False)),
+            ("mask", "the mask", "mask", leave_out_input("mask")),
+            ("window", "the window", "window", set_options(window=None)),
+            ("key-lengths", "the key lengths", "key_lengths", leave_out_input("key_lengths")),
+            ("causality", "causality", "is_causal", set_options(is_causal=False)),
         )
     ),
     _backward_reading("bias-ignored-on-the-way-back", "the backward pass makes its weights again without the bias",
@@ -435,7 +444,7 @@ _STEP_READINGS = (
              _bias_gradient_with_swapped_axes, lambda step: len(set(step.walk.node("query").value.shape[:2])) == 1),
             ("through-softcap", "multiplied by the slope of the softcap",
              lambda step: _bias_gradient(step, step["logits"] * step["slope"]),
-             lambda step: cap_of(step.problem) is not None),
+             lambda step: softcap_of(step.problem) is not None),
         )
     ),
 )  # fmt: skip

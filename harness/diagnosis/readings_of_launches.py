@@ -17,18 +17,18 @@ from attncheck.attention.walk import approximate_stages
 from attncheck.diagnosis.readings_of_entries import has_heads
 from attncheck.judging.alternatives import (
     Change,
-    Changed,
-    Form,
+    ProblemChange,
     Reading,
+    ReadingForm,
     canonical_with_empty_rows,
+    change_input,
     when_applicable,
-    with_allowed,
-    with_input,
+    with_combined_mask,
 )
-from attncheck.judging.undefined import MAX_AT_A_TIME, scores_shape
-from attncheck.reading.lowering import queries_and_keys, query_offset, query_positions
+from attncheck.judging.undefined import MAX_FLAGS_AT_A_TIME, scores_shape
+from attncheck.reading.lowering import count_queries_and_keys, query_offset, query_positions
 from attncheck.reading.problem import Problem
-from attncheck.reading.shapes import score_elements
+from attncheck.reading.shapes import count_scores
 from attncheck.spec import LOGITS, MEANS, OPERATIONS
 
 _BATCH_AXIS = -4
@@ -67,9 +67,9 @@ def _change_causal_rows(row: Callable[[Any, Problem], Any], applies: Callable[[P
     def change(problem: Problem) -> Problem | None:
         if not applies(problem):
             return None
-        queries, keys = queries_and_keys(problem.inputs)
+        queries, keys = count_queries_and_keys(problem.inputs)
         rows = row(np.asarray(query_positions(problem.options, problem.inputs, np.arange(queries))), problem)
-        return with_allowed(problem.with_options(is_causal=False), np.arange(keys) <= rows)
+        return with_combined_mask(problem.with_options(is_causal=False), np.arange(keys) <= rows)
 
     return change
 
@@ -87,7 +87,7 @@ _CAUSALITY_READINGS = (
         Reading(f"causal-by-tiles-of-{tile}", f"causality is that of the last one of {tile} queries",
                 _change_causal_rows(
                     lambda row, problem, tile=tile: row // tile * tile + tile - 1,  # type: ignore[misc]
-                    lambda problem, tile=tile: queries_and_keys(problem.inputs)[1] > tile,  # type: ignore[misc]
+                    lambda problem, tile=tile: count_queries_and_keys(problem.inputs)[1] > tile,  # type: ignore[misc]
                 ),
                 "is_causal")
         for tile in _TILE_SIZES[:-1]
@@ -98,11 +98,11 @@ _CAUSALITY_READINGS = (
 # Parts of keys.
 
 
-def _merge_hidden_parts(size: int) -> Changed:
+def _merge_hidden_parts(size: int) -> ProblemChange:
     """Count each part of ``size`` keys that a query may not attend to as one key of score 0 and value 0."""
 
     def change(problem: Problem) -> Problem | None:
-        is_small = score_elements(problem.operation, problem.options, problem.inputs) <= MAX_AT_A_TIME
+        is_small = count_scores(problem.operation, problem.options, problem.inputs) <= MAX_FLAGS_AT_A_TIME
         if not _has_output_heads(problem) or not is_small or "key_factor" in problem.inputs:
             return None
         plain = canonical_with_empty_rows(problem)
@@ -146,16 +146,16 @@ _PART_READINGS = tuple(
 # What is never written, or read.
 
 
-def _zero_last_columns(problem: Problem) -> Iterator[Form]:
+def _zero_last_columns(problem: Problem) -> Iterator[ReadingForm]:
     width = problem.inputs["value"].shape[-1]
     for first in sorted({width // 2, *_TILE_SIZES[2:]}):
         if 1 < first < width - 1:
             place = np.s_[..., first:]
             changed = _change_values(problem, lambda value, place=place: _set_zeros_at(value, place))  # type: ignore[misc]
-            yield Form(changed, {"first": str(first)})
+            yield ReadingForm(changed, {"first": str(first)})
 
 
-def _overwrite_first_columns(problem: Problem) -> Iterator[Form]:
+def _overwrite_first_columns(problem: Problem) -> Iterator[ReadingForm]:
     width = problem.inputs["value"].shape[-1]
     for tile in (size for size in _TILE_SIZES[2:] if size < width):
 
@@ -165,25 +165,27 @@ def _overwrite_first_columns(problem: Problem) -> Iterator[Form]:
             changed[..., : last.shape[-1]] = last
             return changed
 
-        yield Form(_change_values(problem, moved), {"tile": str(tile)})
+        yield ReadingForm(_change_values(problem, moved), {"tile": str(tile)})
 
 
-def _mask_last_rows(problem: Problem) -> Iterator[Form]:
-    queries, _ = queries_and_keys(problem.inputs)
+def _mask_last_rows(problem: Problem) -> Iterator[ReadingForm]:
+    queries, _ = count_queries_and_keys(problem.inputs)
     for first in sorted({1, *_TILE_SIZES[2:], *(queries // tile * tile for tile in _TILE_SIZES[2:])}):
         if 0 < first < queries:
-            yield Form(with_allowed(problem, np.arange(queries)[:, np.newaxis] < first), {"first": str(first)})
+            yield ReadingForm(
+                with_combined_mask(problem, np.arange(queries)[:, np.newaxis] < first), {"first": str(first)}
+            )
 
 
-def _zero_last_features(problem: Problem) -> Iterator[Form]:
+def _zero_last_features(problem: Problem) -> Iterator[ReadingForm]:
     width = problem.inputs["query"].shape[-1]
     for first in sorted({width // 2, *_TILE_SIZES[3:]}):
         if 1 < first < width - 1:
-            yield Form(problem.with_inputs(query=_set_zeros_at(problem.inputs["query"], np.s_[..., first:])),
+            yield ReadingForm(problem.with_inputs(query=_set_zeros_at(problem.inputs["query"], np.s_[..., first:])),
                        {"first": str(first)})  # fmt: skip
 
 
-def _zero_after_first_slice(axis: int) -> Changed:
+def _zero_after_first_slice(axis: int) -> ProblemChange:
     place = (slice(1, None), *[slice(None)] * (-axis - 1))
 
     def change(problem: Problem) -> Problem | None:
@@ -200,7 +202,7 @@ def _zero_after_first_slice(axis: int) -> Changed:
 
 
 def _replace_zero_key_lengths(problem: Problem) -> Problem | None:
-    lengths, (_, keys) = problem.inputs["key_lengths"], queries_and_keys(problem.inputs)
+    lengths, (_, keys) = problem.inputs["key_lengths"], count_queries_and_keys(problem.inputs)
     return problem.with_inputs(key_lengths=np.where(lengths == 0, keys, lengths)) if (lengths == 0).any() else None
 
 
@@ -222,7 +224,7 @@ _UNWRITTEN_READINGS = (
         lambda problem: has_heads(problem) and problem.inputs.keys().isdisjoint({"rotary_cos", "query_norm"}),
         _zero_last_features), stage=LOGITS[0]),
     Reading("key-lengths-of-longest", "the largest key length is taken for all",
-            with_input("key_lengths", lambda lengths: np.full_like(lengths, lengths.max(initial=0))), "key_lengths"),
+            change_input("key_lengths", lambda lengths: np.full_like(lengths, lengths.max(initial=0))), "key_lengths"),
     Reading("key-lengths-of-zero-for-all", "a key length of 0 is taken for all keys", _replace_zero_key_lengths,
             "key_lengths"),
 )  # fmt: skip
@@ -231,11 +233,11 @@ _UNWRITTEN_READINGS = (
 # Rows of low scores.
 
 
-def _mask_low_rows(problem: Problem) -> Iterator[Form]:
+def _mask_low_rows(problem: Problem) -> Iterator[ReadingForm]:
     """Treat rows whose scores are all low like rows without a key."""
     if (
         not _has_output_heads(problem)
-        or score_elements(problem.operation, problem.options, problem.inputs) > MAX_AT_A_TIME
+        or count_scores(problem.operation, problem.options, problem.inputs) > MAX_FLAGS_AT_A_TIME
     ):
         return
     dtype = problem.inputs["query"].dtype
@@ -247,7 +249,9 @@ def _mask_low_rows(problem: Problem) -> Iterator[Form]:
     is_empty = np.isneginf(highest)
     for bottom in (_EXP_UNDERFLOW.get(dtype.name, _EXP_UNDERFLOW["float32"]), *_FINITE_MINUS_INFINITIES):
         if ((highest < bottom) & ~is_empty).any():
-            yield Form(with_allowed(problem, np.broadcast_to(highest >= bottom, logits.shape)), {"low": f"{bottom:g}"})
+            yield ReadingForm(
+                with_combined_mask(problem, np.broadcast_to(highest >= bottom, logits.shape)), {"low": f"{bottom:g}"}
+            )
 
 
 _LOW_ROW_READING = Reading(
@@ -261,7 +265,7 @@ _LOW_ROW_READING = Reading(
 def _rotate_single_query(tables: Callable[[Problem, Problem, str], Any]) -> Change:
     """Rotate the heads of a single query by other tables, of shape (B, H, 1, R)."""
 
-    def change(problem: Problem) -> Form | None:
+    def change(problem: Problem) -> ReadingForm | None:
         query = problem.inputs["query"]
         if query.shape[-2] != 1 or query.ndim != 4 or query.shape[0] * query.shape[1] < 2 or not has_heads(problem):
             return None
@@ -269,7 +273,7 @@ def _rotate_single_query(tables: Callable[[Problem, Problem, str], Any]) -> Chan
             return None
         plain = canonical_with_empty_rows(problem)
         others = {f"query_{part}": tables(problem, plain, part) for part in ("cos", "sin")}
-        return Form(plain.with_inputs(**others), stage="rotated_query")
+        return ReadingForm(plain.with_inputs(**others), stage="rotated_query")
 
     return change
 
@@ -294,11 +298,11 @@ def _rotation_tables_by_head(problem: Problem, plain: Problem, part: str) -> Any
     return table[rows][:, :, np.newaxis]
 
 
-def _zero_further_queries(problem: Problem) -> Form | None:
+def _zero_further_queries(problem: Problem) -> ReadingForm | None:
     query = problem.inputs["query"]
     if query.shape[-2] != 1 or query.ndim != 4 or len(query) < 2 or not has_heads(problem):
         return None
-    return Form(problem.with_inputs(query=_set_zeros_at(query, (slice(1, None),))), stage="rotated_query")
+    return ReadingForm(problem.with_inputs(query=_set_zeros_at(query, (slice(1, None),))), stage="rotated_query")
 
 
 _ROTATION_READINGS = (

@@ -13,26 +13,26 @@ from attncheck.diagnosis.readings_of_entries import has_heads
 from attncheck.diagnosis.readings_of_vectors import ROTATION_READINGS, VECTOR_READINGS
 from attncheck.judging.alternatives import (
     Change,
-    Form,
     Number,
     Reading,
+    ReadingForm,
     allowed_keys,
-    convention,
-    default_scale,
+    change_input,
+    change_inputs,
+    convention_reading,
+    describe_default_scale,
+    format_scales,
     has_default_scale,
     has_scale,
-    identity,
+    identity_like,
+    leave_out_input,
     number_readings,
     scale_of,
-    scales_in_words,
+    scale_widths,
     swap_inputs,
-    transposed,
-    widths_of,
-    with_each,
-    with_input,
-    without,
+    transpose_input,
 )
-from attncheck.reading.lowering import queries_and_keys
+from attncheck.reading.lowering import count_queries_and_keys
 from attncheck.reading.problem import Problem
 from attncheck.spec import (
     OPERATIONS,
@@ -46,14 +46,14 @@ def _scale_number(change: Callable[[float, Mapping[str, int]], float | None]) ->
     """Return a scale computed from the right scale and the widths, for problems with a scale."""
 
     def number(problem: Problem) -> float | None:
-        return change(scale_of(problem), widths_of(problem)) if _is_scaled(problem) else None
+        return change(scale_of(problem), scale_widths(problem)) if _is_scaled(problem) else None
 
     return number
 
 
 def _is_scaled(problem: Problem) -> bool:
     """Return whether the scale affects the scores; without features, all scores are 0."""
-    return has_scale(problem) and all(widths_of(problem).values())
+    return has_scale(problem) and all(scale_widths(problem).values())
 
 
 def _inverse_root_of(name: str) -> Callable[[float, Mapping[str, int]], float | None]:
@@ -61,7 +61,7 @@ def _inverse_root_of(name: str) -> Callable[[float, Mapping[str, int]], float | 
 
 
 def _scale_times_default(problem: Problem) -> float | None:
-    return scale_of(problem) / math.sqrt(widths_of(problem)["D"])
+    return scale_of(problem) / math.sqrt(scale_widths(problem)["D"])
 
 
 def _if_scale_given(
@@ -107,11 +107,11 @@ _DEFAULT_FORMULAS: Mapping[str, str] = {"": "1", "twice the same factor": "1/D"}
 """Words of numbers that depend only on the shapes if no scale is given; other words contain the formula."""
 
 
-def _scale_form(problem: Problem, scale: float, words: str) -> Form:
-    taken, meant = scales_in_words(scale, scale_of(problem))
+def _scale_form(problem: Problem, scale: float, words: str) -> ReadingForm:
+    taken, meant = format_scales(scale, scale_of(problem))
     default = words if "sqrt(" in words or words == "1/D" else _DEFAULT_FORMULAS.get(words)
-    shared = default_scale(default) if default and has_default_scale(problem) else ""
-    return Form(problem.with_options(scale=scale), {"taken": taken, "meant": meant}, shared=shared)
+    shared = describe_default_scale(default) if default and has_default_scale(problem) else ""
+    return ReadingForm(problem.with_options(scale=scale), {"taken": taken, "meant": meant}, shared=shared)
 
 
 def multiply_bias(problem: Problem, factor: float) -> Problem:
@@ -158,9 +158,9 @@ _SOFTCAP_NUMBERS: Sequence[Number] = (
 )
 
 
-def _softcap_forms(problem: Problem, softcap: float, words: str) -> Sequence[Form]:
+def _softcap_forms(problem: Problem, softcap: float, words: str) -> Sequence[ReadingForm]:
     words_of = {"taken": f"{softcap:.6g}", "meant": f"{problem.options['softcap']:.6g}"}
-    return [Form(problem.with_options(softcap=softcap), words_of)] if softcap > 0 else []
+    return [ReadingForm(problem.with_options(softcap=softcap), words_of)] if softcap > 0 else []
 
 
 _LATE_SOFTCAP_MESSAGE = "the softcap is applied after {}; the case means before it"
@@ -169,16 +169,16 @@ _LATE_SOFTCAP_MESSAGE = "the softcap is applied after {}; the case means before 
 def _apply_softcap_after(stage: str, is_there: Callable[[Problem], bool]) -> Change:
     """Apply the softcap later; in a second form, the late softcap is returned under the name of the later stage."""
 
-    def change(problem: Problem) -> Sequence[Form]:
+    def change(problem: Problem) -> Sequence[ReadingForm]:
         if OPERATIONS[problem.operation].has_gradients or not is_there(problem):
             return []
         moved = problem.with_options(softcap_follows=stage)
-        return [Form(moved), Form(moved, stage=stage, stage_aliases={stage: "capped"})]
+        return [ReadingForm(moved), ReadingForm(moved, stage=stage, stage_aliases={stage: "capped"})]
 
     return change
 
 
-def _apply_softcap_after_row_mask(problem: Problem) -> Form | None:
+def _apply_softcap_after_row_mask(problem: Problem) -> ReadingForm | None:
     """Apply the softcap after a mask that masks all keys of a query or none: a masked row has equal logits, -softcap.
 
     Only for gradients: after any other mask, no problem has these gradients.
@@ -188,7 +188,7 @@ def _apply_softcap_after_row_mask(problem: Problem) -> Form | None:
     allowed = allowed_keys(problem)
     if allowed is None or not (allowed.any(axis=-1) == allowed.all(axis=-1)).all():
         return None
-    return Form(problem.with_options(empty_rows="uniform"), stage="weights")
+    return ReadingForm(problem.with_options(empty_rows="uniform"), stage="weights")
 
 
 def is_masked(problem: Problem) -> bool:
@@ -209,7 +209,7 @@ def _append_zero_scores(count: Callable[[int], int]) -> Change:
     def change(problem: Problem) -> Problem | None:
         if "sinks" not in OPERATIONS[problem.operation].inputs or "sinks" in problem.inputs or not has_heads(problem):
             return None
-        number = count(queries_and_keys(problem.inputs)[1])
+        number = count(count_queries_and_keys(problem.inputs)[1])
         heads = problem.inputs["query"].shape[-3]
         return problem.with_inputs(sinks=np.full(heads, math.log(number))) if number > 0 else None
 
@@ -224,17 +224,17 @@ _ZERO_SCORE_COUNTS: Sequence[tuple[str, str, Callable[[int], int]]] = (
 )  # fmt: skip
 """Name, words, and the number of additional keys for a number of keys."""
 _SCORE_AND_SOFTCAP_READINGS = (
-    convention("softcap-after-biased", _LATE_SOFTCAP_MESSAGE.format("the bias"),
+    convention_reading("softcap-after-biased", _LATE_SOFTCAP_MESSAGE.format("the bias"),
                _apply_softcap_after("biased", lambda problem: "bias" in problem.inputs), "softcap", "capped"),
-    convention("softcap-after-masked", _LATE_SOFTCAP_MESSAGE.format("the mask"),
+    convention_reading("softcap-after-masked", _LATE_SOFTCAP_MESSAGE.format("the mask"),
                _apply_softcap_after("masked", is_masked), "softcap", "capped"),
-    convention("softcap-after-masked", _LATE_SOFTCAP_MESSAGE.format("the mask"),
+    convention_reading("softcap-after-masked", _LATE_SOFTCAP_MESSAGE.format("the mask"),
                _apply_softcap_after_row_mask, "softcap"),
     *number_readings(lambda words: f"the softcap is {{taken}}, {words}; the case means {{meant}}", "softcap",
               _SOFTCAP_NUMBERS, _softcap_forms, lambda problem: float(problem.options["softcap"]), of="softcap",
               stage="capped"),
     Reading("sinks-twice", "the sinks count twice",
-            with_input("sinks", lambda sinks: sinks.astype(np.float64) + math.log(2)), "sinks", "weights"),
+            change_input("sinks", lambda sinks: sinks.astype(np.float64) + math.log(2)), "sinks", "weights"),
     Reading("sinks-scaled", "the sinks are scaled as scores are",
             lambda problem: problem.with_inputs(
                 sinks=_multiply_finite(problem.inputs["sinks"], scale_of(problem) if has_scale(problem) else 1.0)
@@ -244,19 +244,20 @@ _SCORE_AND_SOFTCAP_READINGS = (
                 _append_zero_scores(count), stage="weights")
         for slug, words, count in _ZERO_SCORE_COUNTS
     ),
-    Reading("score-weight-ignored", "the weight of the score is ignored", with_input("weight", identity), "weight",
+    Reading("score-weight-ignored", "the weight of the score is ignored",
+            change_input("weight", identity_like), "weight",
             "scores"),
-    Reading("score-bias-negated", "the bias of the score is subtracted", with_input("score_bias", np.negative),
+    Reading("score-bias-negated", "the bias of the score is subtracted", change_input("score_bias", np.negative),
             "score_bias", "scores"),
     *number_readings(lambda words: f"the {{stage}} is exactly that of scale {{taken}}{words and f', {words},'} "
               "instead of {meant}", "scale", _SCALE_NUMBERS, _scale_form, scale_of, stage="scores"),
     *number_readings(
         str, "bias times", _BIAS_NUMBERS,
-        lambda problem, factor, words: [Form(multiply_bias(problem, factor))]
+        lambda problem, factor, words: [ReadingForm(multiply_bias(problem, factor))]
         if factor > 0 or np.isfinite(problem.inputs["bias"]).all() else [], of="bias", stage="biased"),
     *(
         Reading(f"score-{name.replace('_', '-')}-transposed",
-                f"the {name.replace('_', ' ')} of the score is transposed", transposed(name), of, "scores")
+                f"the {name.replace('_', ' ')} of the score is transposed", transpose_input(name), of, "scores")
         for name, of in (("weight", "weight"), ("query_weight", "score_vector"), ("key_weight", "score_vector"))
     ),
     Reading("score-weights-exchanged", "the weights of query and key are exchanged",
@@ -265,10 +266,11 @@ _SCORE_AND_SOFTCAP_READINGS = (
             lambda problem: problem.with_inputs(
                 score_vector=problem.inputs["score_vector"] / math.sqrt(problem.inputs["query"].shape[-1])
             ), "score_vector", "scores"),
-    Reading("score-scaled", "the score is divided by sqrt(D)", lambda problem: with_each(
+    Reading("score-scaled", "the score is divided by sqrt(D)", lambda problem: change_inputs(
         ("weight", "score_bias"), lambda array: array / math.sqrt(problem.inputs["query"].shape[-1])
     )(problem), "weight", "scores"),
-    Reading("score-bias-missing", "the bias of the score is missing", without("score_bias"), "score_bias", "scores"),
+    Reading("score-bias-missing", "the bias of the score is missing",
+            leave_out_input("score_bias"), "score_bias", "scores"),
 )  # fmt: skip
 
 

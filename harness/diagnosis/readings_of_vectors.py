@@ -19,23 +19,23 @@ from attncheck.judging.alternatives import (
     FIRST,
     NEXT,
     Change,
-    Changed,
+    ProblemChange,
     Reading,
     canonical_with_empty_rows,
-    convention,
-    identity,
+    change_input,
+    convention_reading,
+    identity_like,
+    leave_out_input,
     scale_of,
-    set_to,
+    set_options,
     starting_at_stage,
     swap_inputs,
     swap_value,
     take_along,
-    transposed,
+    transpose_input,
     when_applicable,
-    with_input,
-    without,
 )
-from attncheck.reading.lowering import query_offset, rows_of_tables
+from attncheck.reading.lowering import query_offset, rotary_table_rows
 from attncheck.reading.problem import Problem
 from attncheck.spec import (
     CODE_INPUTS,
@@ -65,12 +65,14 @@ def _rotate_without_past(problem: Problem) -> Problem | None:
     )
 
 
-def _rotate_queries_at(offsets: Changed) -> Changed:
+def _rotate_queries_at(offsets: ProblemChange) -> ProblemChange:
     """Rotate the queries by other query offsets, and mask by the offsets of the case."""
 
     def change(problem: Problem) -> Problem | None:
         moved = offsets(problem) if {"rotary_cos", "query_offsets"} <= problem.inputs.keys() else None
-        return None if moved is None else canonical_with_empty_rows(problem).with_inputs(**rows_of_tables(moved.inputs))
+        return (
+            None if moved is None else canonical_with_empty_rows(problem).with_inputs(**rotary_table_rows(moved.inputs))
+        )
 
     return change
 
@@ -96,7 +98,7 @@ def _skip_rotation_of(unrotated: str) -> Change:
 
 
 ROTATION_READINGS = (
-    convention("rotary-pairs", "the rotary embedding rotates {taken}; the case means {meant}",
+    convention_reading("rotary-pairs", "the rotary embedding rotates {taken}; the case means {meant}",
                _change_rotation(swap_value(
                    "rotary_interleaved", {False: "elements that are R apart", True: "neighbours"}
                )), "rotary_cos"),
@@ -104,17 +106,17 @@ ROTATION_READINGS = (
         lambda problem: problem.with_inputs(rotary_cos=np.ones_like(problem.inputs["rotary_cos"]),
                                             rotary_sin=np.zeros_like(problem.inputs["rotary_sin"]))), "rotary_cos"),
     Reading("rotary-backwards", "the rotary embedding turns backwards",
-            _change_rotation(with_input("rotary_sin", np.negative)), "rotary_cos"),
+            _change_rotation(change_input("rotary_sin", np.negative)), "rotary_cos"),
     Reading("rotary-without-past", "positions of the rotary embedding do not count the past",
             _change_rotation(_rotate_without_past), "rotary_cos"),
     Reading("rotary-without-offsets", "positions of the rotary embedding do not count the query offsets",
-            _change_rotation(_rotate_queries_at(without("query_offsets"))), "rotary_cos"),
+            _change_rotation(_rotate_queries_at(leave_out_input("query_offsets"))), "rotary_cos"),
     Reading("rotary-of-past-again", "what is cached is rotated again", _change_rotation(_rotate_past_again, "key"),
             "rotary_cos"),
     Reading("rotary-of-first-batch-entry", "queries of all batch entries are rotated by the first one's offset",
             _change_rotation(when_applicable(lambda problem: np.ptp(problem.inputs[
                 "query_offsets"]), _rotate_queries_at(
-                with_input("query_offsets", lambda offsets: np.broadcast_to(offsets[:1], offsets.shape))
+                change_input("query_offsets", lambda offsets: np.broadcast_to(offsets[:1], offsets.shape))
             ))), "query_offsets"),
     *(
         Reading(f"rotary-of-{name}-alone", f"the rotary embedding rotates the {name} alone",
@@ -127,11 +129,11 @@ ROTATION_READINGS = (
 def _move_epsilon_to(where: str) -> Change:
     meant = {"rms": "inside", "l2": "maximum"}
     return when_applicable(
-        lambda problem: meant[problem.options.get("norm") or "rms"] != where, set_to(epsilon_at=where)
+        lambda problem: meant[problem.options.get("norm") or "rms"] != where, set_options(epsilon_at=where)
     )
 
 
-def _change_epsilon(change: Callable[[float], float]) -> Changed:
+def _change_epsilon(change: Callable[[float], float]) -> ProblemChange:
     def changed(problem: Problem) -> Problem | None:
         epsilon = problem.options.get("epsilon") or 1e-6
         return None if change(epsilon) == epsilon else problem.with_options(epsilon=change(epsilon))
@@ -172,15 +174,15 @@ _NORM_READINGS = tuple(
     replace(reading, of="query_norm", stage="normalized_key" if reading.name == "norm-of-query-alone" else
             "normalized_query")
     for reading in (
-        convention("norm-width", "a norm is taken of {taken}; the case means {meant}",
+        convention_reading("norm-width", "a norm is taken of {taken}; the case means {meant}",
                    swap_value("norm_over", {"head": "each head", "full": "all heads"})),
-        convention("norm-kind", "vectors are divided by {taken}; the case means {meant}",
+        convention_reading("norm-kind", "vectors are divided by {taken}; the case means {meant}",
                    swap_value("norm", {"rms": "the root of the mean of squares", "l2": "the length"})),
-        convention("norm-order", "the norm is taken {taken} the rotation; the case means {meant} it",
+        convention_reading("norm-order", "the norm is taken {taken} the rotation; the case means {meant} it",
                    when_applicable(lambda problem: problem.inputs.keys() & {"rotary_cos", "query_cos"},
                         swap_value("norm_after_rotation", {False: "before", True: "after"}))),
         *(
-            convention(f"norm-epsilon-{name}", text, _move_epsilon_to(where))
+            convention_reading(f"norm-epsilon-{name}", text, _move_epsilon_to(where))
             for name, where, text in (
                 ("outside", "outside", "epsilon is added to the root, not under it"),
                 ("inside", "inside", "epsilon is added under the root"),
@@ -188,7 +190,7 @@ _NORM_READINGS = tuple(
                 ("least-square", "square", "epsilon is taken for the least square: sqrt(max(x.x, epsilon))"),
             )
         ),
-        convention("norm-weight-plus-one", "weights of the norms are taken for 1 + w; the case means w",
+        convention_reading("norm-weight-plus-one", "weights of the norms are taken for 1 + w; the case means w",
                    _change_norm_weights(lambda weight: 1 + weight)),
         *(
             Reading(f"norm-epsilon-{name}", f"epsilon is {words}", _change_epsilon(change))
@@ -199,10 +201,10 @@ _NORM_READINGS = tuple(
         ),
         Reading("norm-of-differences", "the mean is subtracted before the norm, as a layer norm does",
                 _subtract_mean),
-        Reading("norm-of-query-alone", "the query alone is normalised", set_to(unnormalized="key")),
-        Reading("norm-of-key-alone", "the key alone is normalised", set_to(unnormalized="query")),
-        Reading("norm-ignored", "query and key are not normalised", set_to(unnormalized="both")),
-        Reading("norm-epsilon-ignored", "epsilon is ignored", set_to(epsilon=0.0)),
+        Reading("norm-of-query-alone", "the query alone is normalised", set_options(unnormalized="key")),
+        Reading("norm-of-key-alone", "the key alone is normalised", set_options(unnormalized="query")),
+        Reading("norm-ignored", "query and key are not normalised", set_options(unnormalized="both")),
+        Reading("norm-epsilon-ignored", "epsilon is ignored", set_options(epsilon=0.0)),
         Reading("norm-weight-ignored", "the weights of the norms are ignored", _change_norm_weights(np.ones_like)),
         Reading("norm-weight-minus-one", "weights of the norms lack 1",
                 _change_norm_weights(lambda weight: weight - 1)),
@@ -216,14 +218,14 @@ _NORM_READINGS = tuple(
 
 _LATENT_READINGS = (
     Reading("rotated-part-ignored", "the part that is rotated is left out of the scores",
-            with_input("key_rotary", np.zeros_like), "key_rotary", LOGITS[0]),
+            change_input("key_rotary", np.zeros_like), "key_rotary", LOGITS[0]),
     Reading("rotated-part-alone", "the part that is not rotated is left out of the scores",
-            with_input("key_projection", np.zeros_like), "key_rotary", LOGITS[0]),
+            change_input("key_projection", np.zeros_like), "key_rotary", LOGITS[0]),
     Reading("rotated-part-scaled-twice", "the part that is rotated is scaled twice",
             lambda call: call.with_inputs(key_rotary=call.inputs["key_rotary"] * scale_of(call.without_layout())),
             "key_rotary", LOGITS[0]),
     Reading("rotated-part-one-position-late", "the part that is rotated is that of the position before",
-            with_input("key_rotary", lambda part: np.roll(part, 1, axis=-2)), "key_rotary", LOGITS[0]),
+            change_input("key_rotary", lambda part: np.roll(part, 1, axis=-2)), "key_rotary", LOGITS[0]),
     Reading("rotated-query-of-first-head", "the part of the query that is rotated is the first head's for all",
             take_along(["query_rotary"], -3, FIRST), "query_rotary", LOGITS[0]),
     *(
@@ -234,11 +236,11 @@ _LATENT_READINGS = (
              take_along([f"{name}_projection"], -3, NEXT)),
             ("of-first-head", "the {name} projection of the first head is taken for all",
              take_along([f"{name}_projection"], -3, FIRST)),
-            ("transposed", "the {name} projection is transposed", transposed(f"{name}_projection")),
+            ("transposed", "the {name} projection is transposed", transpose_input(f"{name}_projection")),
             ("viewed", "the {name} projection is viewed as heads first, without a transposition",
-             with_input(f"{name}_projection", lambda weight: weight.swapaxes(0, 1).reshape(weight.shape))),
+             change_input(f"{name}_projection", lambda weight: weight.swapaxes(0, 1).reshape(weight.shape))),
             ("ignored", "latent vectors are taken for the {name}s: their projection is left out",
-             with_input(f"{name}_projection", identity)),
+             change_input(f"{name}_projection", identity_like)),
         )
     ),
     Reading("latent-projections-swapped", "the projections of keys and values are swapped",
@@ -346,7 +348,7 @@ def _has_projections(problem: Problem) -> bool:
     return OPERATIONS[problem.operation].has_projections
 
 
-def _add_bias_before_product(name: str) -> Changed:
+def _add_bias_before_product(name: str) -> ProblemChange:
     def change(problem: Problem) -> Problem | None:
         weight, bias = (problem.inputs[f"{name}_{kind}"].astype(np.float64) for kind in ("weight", "bias"))
         return problem.with_inputs(**{f"{name}_bias": bias @ weight}) if weight.shape[0] == weight.shape[1] else None
@@ -358,7 +360,7 @@ _FIRST_STAGES = {"key": LOGITS[0], "value": MEANS[0]}
 """The stage at which a wrong key or value shows first."""
 
 _HEAD_READINGS = (
-    convention("heads-tiled", "query head h takes key and value head h % Hkv (tiled); the case means head "
+    convention_reading("heads-tiled", "query head h takes key and value head h % Hkv (tiled); the case means head "
                "h // (H / Hkv) (repeated)", _tile_heads, stage="raw_scores"),
     *(
         Reading(f"{read}-read-as-{wrong}", f"the {wrong} is read where the {read} is meant",
@@ -374,12 +376,13 @@ _HEAD_READINGS = (
                 when_applicable(_has_projections, change(f"{name}_{kind}")), f"{name}_{kind}", name)
         for name in (*PROJECTIONS, "output")
         for kind, slug, how, change in (
-            ("bias", "bias-missing", "missing", without), ("weight", "weight-transposed", "transposed", transposed)
+            ("bias", "bias-missing", "missing", leave_out_input),
+            ("weight", "weight-transposed", "transposed", transpose_input)
         )
     ),
     *(
         Reading(f"{name}-bias-twice", f"the bias of the {name} projection is added twice",
-                when_applicable(_has_projections, with_input(f"{name}_bias", lambda bias: 2 * bias)),
+                when_applicable(_has_projections, change_input(f"{name}_bias", lambda bias: 2 * bias)),
                 f"{name}_bias", name)
         for name in (*PROJECTIONS, "output")
     ),
@@ -414,7 +417,7 @@ def _change_lse_base(taken: str, meant: str) -> Change:
     return change
 
 
-def _set_lse_of_empty_parts(number: float) -> Changed:
+def _set_lse_of_empty_parts(number: float) -> ProblemChange:
     def change(problem: Problem) -> Problem | None:
         totals = problem.inputs["log_sum_exps"]
         is_empty = np.isneginf(totals)
@@ -440,13 +443,13 @@ _MERGE_READINGS = tuple(
     replace(reading, of="log_sum_exps")
     for reading in (
         *(
-            convention(f"lse-base-{taken}",
+            convention_reading(f"lse-base-{taken}",
                        f"log-sum-exps are read as logarithms in base {taken}; the case means base {meant}",
                        _change_lse_base(taken, meant), stage="weights")
             for taken, meant in (("2", "e"), ("e", "2"))
         ),
         Reading("parts-averaged", "the outputs of the parts are averaged, whatever their log-sum-exps",
-                with_input("log_sum_exps", lambda totals: np.where(
+                change_input("log_sum_exps", lambda totals: np.where(
                     np.isneginf(totals), totals, np.zeros((), totals.dtype))), stage="weights"),
         *(
             Reading(f"empty-part-at-{name}", f"the log-sum-exp of an empty part is taken for {words}",
@@ -456,13 +459,13 @@ _MERGE_READINGS = tuple(
         Reading("first-part-in-other-base", "the log-sum-exp of the first part is in the other base",
                 _change_base_of_first_entry, stage="weights"),
         Reading("log-sum-exps-with-heads-and-queries-confused", "log-sum-exps (Lq, H) are read as (H, Lq)",
-                with_input("log_sum_exps", lambda totals: totals.reshape(
+                change_input("log_sum_exps", lambda totals: totals.reshape(
                     *totals.shape[:2], totals.shape[3], totals.shape[2]).swapaxes(2, 3)), stage="weights"),
-        Reading("last-part-lost", "the last part is lost", with_input(
+        Reading("last-part-lost", "the last part is lost", change_input(
             "log_sum_exps", lambda totals: np.concatenate([totals[:-1], np.full_like(totals[-1:], -np.inf)])
             if len(totals) > 1 else None), stage="weights"),
         Reading("parts-reversed", "the outputs of the parts are taken in reverse order",
-                when_applicable(lambda problem: len(problem.inputs["outputs"]) > 1, lambda problem: with_input(
+                when_applicable(lambda problem: len(problem.inputs["outputs"]) > 1, lambda problem: change_input(
                     "outputs", lambda outputs: outputs[::-1])(_zero_empty_parts(problem))), stage="output"),
     )
 )  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.attention.errors import Bound, BoundedStage, Elementwise, Operand, Real, as_float64, exact_logits
+from attncheck.attention.errors import Bound, BoundedStage, Elementwise, Operand, Real, as_float64, logits_from_values
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.flags import Flags
 from attncheck.attention.problem import LOGITS, Computation
@@ -25,22 +25,22 @@ from attncheck.attention.projection import merge_heads
 from attncheck.attention.walk import Walk, error_walk, value_walk
 from attncheck.judging.alternatives import (
     Change,
-    Form,
     Number,
     Reading,
+    ReadingForm,
     StepReplacement,
-    convention,
+    convention_reading,
     has_scale,
     number_readings,
     scale_of,
-    widths_of,
+    scale_widths,
 )
 from attncheck.judging.exact_stages import ExactStages, Stages
 from attncheck.judging.truth import Truth
 from attncheck.judging.undefined import NOTHING_UNDEFINED
-from attncheck.reading.lowering import queries_and_keys
+from attncheck.reading.lowering import count_queries_and_keys
 from attncheck.reading.problem import Problem
-from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS, MEANS, OPERATIONS, QUERY_KEY_VALUE, stage_position
+from attncheck.spec import DEFAULT_EMPTY_ROWS, MEANS, OPERATIONS, OPERATIONS_BY_SCORE, QUERY_KEY_VALUE, stage_position
 from attncheck.spec.classes import rounding_model_named
 from attncheck.spec.rounding import RoundingModel
 
@@ -121,7 +121,9 @@ class ReplacedStepContext:
 
     def softmax_of(self, logits: Real, error: Real) -> ApproximateStages:
         """Return weights and log_sum_exp of logits that are off by ``error`` at most."""
-        return self.returned_stages(self.walk({"masked": exact_logits(logits, error)}), ("weights", "log_sum_exp"))
+        return self.returned_stages(
+            self.walk({"masked": logits_from_values(logits, error)}), ("weights", "log_sum_exp")
+        )
 
     def stages_after_weights(self, weights: Real, max_error: Real) -> ApproximateStages:
         """Compute context and output from other weights."""
@@ -136,7 +138,7 @@ class ReplacedStepContext:
 
     def stages_from_logits(self, stage: str, value: Real, moved: Real) -> ApproximateStages:
         """Compute a logits stage and all later stages from other values of it and their largest errors."""
-        walk, results = self.walk({stage: exact_logits(value, moved)}), {}
+        walk, results = self.walk({stage: logits_from_values(value, moved)}), {}
         for logits_stage in LOGITS[LOGITS.index(stage) :]:
             if logits_stage in self.truth.exact:
                 state = walk.node(logits_stage)
@@ -361,11 +363,11 @@ def split_heads_by_view(at: ReplacedStepContext) -> ApproximateStages:
 
 
 _ATTENTION_OPS = ("attention", "multi_head_attention")
-_SOFTMAX_OPS = ("softmax", *_ATTENTION_OPS, *BY_SCORE)
-_VALUE_OPS = (*_ATTENTION_OPS, *BY_SCORE)
+_SOFTMAX_OPS = ("softmax", *_ATTENTION_OPS, *OPERATIONS_BY_SCORE)
+_VALUE_OPS = (*_ATTENTION_OPS, *OPERATIONS_BY_SCORE)
 _MERGE_OPS = ("merge_states",)
 _LSE_OPS = (*_SOFTMAX_OPS, *_MERGE_OPS)
-_SCORE_OPS = ("scoring", *_ATTENTION_OPS, *BY_SCORE)
+_SCORE_OPS = ("scoring", *_ATTENTION_OPS, *OPERATIONS_BY_SCORE)
 _PROJECTION_OPS = ("multi_head_attention",)
 _SOFTCAP_OPS = ("attention", "scoring")
 _COSINE_OPS = ("scoring", "cosine_attention")
@@ -427,9 +429,9 @@ def _replace_step(rule: StepRule, operations: tuple[str, ...], answer: str = "")
     """Return a change that replaces a step in some operations."""
     replacement = step_replacement(rule)
 
-    def change(problem: Problem) -> Form | None:
+    def change(problem: Problem) -> ReadingForm | None:
         is_there = problem.operation in operations and (rule is not square_scores or has_scale(problem))
-        return Form(problem, replacement=replacement, answer=answer) if is_there else None
+        return ReadingForm(problem, replacement=replacement, answer=answer) if is_there else None
 
     return change
 
@@ -444,7 +446,7 @@ _SOFTMAX_READINGS = (
             "renormalised", _replace_step(mask_after_softmax, _VALUE_OPS, "not renormalised")),
     Reading("mask-not-renormalised", "weights that the mask forbids are set to zero behind the softmax, and the "
             "others not renormalised", _replace_step(only_mask_after_softmax, _VALUE_OPS, "not renormalised")),
-    convention("softcap-after-masked", "the softcap is applied after the mask, and masked keys have the logit "
+    convention_reading("softcap-after-masked", "the softcap is applied after the mask, and masked keys have the logit "
                "-softcap; the case means before it", _replace_step(mask_at_minus_softcap, _ATTENTION_OPS)),
     Reading("scores-squared", "the scores are squared", _replace_step(square_scores, _SCORE_OPS), stage="scores"),
     *(
@@ -518,23 +520,25 @@ def width_power(power: float) -> Callable[[Problem], float | None]:
     """Return a power of the head width; None if the width is 0."""
 
     def number(problem: Problem) -> float | None:
-        width = widths_of(problem)["D"]
+        width = scale_widths(problem)["D"]
         return float(width**power) if width else None
 
     return number
 
 
 def _head_count(problem: Problem) -> float | None:
-    widths = widths_of(problem)
+    widths = scale_widths(problem)
     return widths["H D"] / widths["D"] if widths["D"] else None
 
 
-def multiply_failing_stages(*stages: str, from_any: bool = False) -> Callable[[Problem, float, str], Sequence[Form]]:
+def multiply_failing_stages(
+    *stages: str, from_any: bool = False
+) -> Callable[[Problem, float, str], Sequence[ReadingForm]]:
     """Multiply the failing stages among some; if ``from_any``, in one form for each stage at which they may begin."""
 
-    def change(problem: Problem, factor: float, words: str) -> Sequence[Form]:
+    def change(problem: Problem, factor: float, words: str) -> Sequence[ReadingForm]:
         return [
-            Form(
+            ReadingForm(
                 problem,
                 stage=stages[first],
                 replacement=step_replacement(
@@ -560,7 +564,7 @@ _OUTPUT_READINGS = number_readings(
             "output",
             "keys",
             "the number of keys",
-            if_operation(_SOFTMAX_OPS, lambda problem: float(queries_and_keys(problem.inputs)[1])),
+            if_operation(_SOFTMAX_OPS, lambda problem: float(count_queries_and_keys(problem.inputs)[1])),
         ),
         *shape_factors("output", "root-of-width", "sqrt(D)", if_operation(_ATTENTION_OPS, width_power(0.5))),
         *shape_factors("output", "width", "D", if_operation(_ATTENTION_OPS, width_power(1))),

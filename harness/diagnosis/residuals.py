@@ -20,7 +20,7 @@ from attncheck.attention.errors import Real
 from attncheck.attention.sampling import RowIndices
 from attncheck.attention.walk import approximate_stages
 from attncheck.diagnosis.readings import applicable_readings
-from attncheck.judging.alternatives import Alternative, delivered
+from attncheck.judging.alternatives import AppliedReading, as_delivered
 from attncheck.judging.exact_stages import Array, Stages
 from attncheck.judging.stage_bounds import StageReference
 from attncheck.judging.truth import Truth, truth_of_reading
@@ -193,17 +193,17 @@ class CaseReadings:
     """The readings of a case, with their stages and truths as far as they were needed."""
 
     truth: Truth
-    _approximations: dict[Alternative, Approximation] = field(default_factory=dict)
-    _truths: dict[tuple[Alternative, str, frozenset[str]], Truth | None] = field(default_factory=dict)
-    _distances_from_exact: dict[tuple[Alternative, frozenset[str]], float] = field(default_factory=dict)
+    _approximations: dict[AppliedReading, Approximation] = field(default_factory=dict)
+    _truths: dict[tuple[AppliedReading, str, frozenset[str]], Truth | None] = field(default_factory=dict)
+    _distances_from_exact: dict[tuple[AppliedReading, frozenset[str]], float] = field(default_factory=dict)
 
     @cached_property
-    def alternatives(self) -> tuple[Alternative, ...]:
+    def alternatives(self) -> tuple[AppliedReading, ...]:
         """All readings: conventions first, then mistakes and steps."""
         called, problem = self.truth.judged.called, self.truth.judged.problem
         if called is not problem:  # readings of the call first: the lowered problem has options that no case sets
             return (*applicable_readings(called, before_lowering=True), *applicable_readings(problem))
-        call = delivered(problem)
+        call = as_delivered(problem)
         mask = call.inputs.get("mask")
         if mask is None or mask is problem.inputs.get("mask"):
             return tuple(applicable_readings(problem))
@@ -216,23 +216,23 @@ class CaseReadings:
         """The case itself in float64."""
         return approximate(self.truth.judged.problem, self.truth.judged.query_rows)
 
-    def has_no_distance(self, alternative: Alternative) -> bool:
+    def has_no_distance(self, alternative: AppliedReading) -> bool:
         """Return whether a reading has no distance: it is another step, or has the softcap in another place."""
         problem = self.truth.judged.problem
         moves_softcap = alternative.problem.options.get("softcap_follows") != problem.options.get("softcap_follows")
         return alternative.replacement is not None or moves_softcap
 
-    def distance(self, alternative: Alternative, returned: Stages, most: float = np.inf) -> float:
+    def distance(self, alternative: AppliedReading, returned: Stages, most: float = np.inf) -> float:
         """Return the distance of stages from a reading; if it is larger than ``most``, some larger number."""
         return relative_distance(self.approximation(alternative), returned, alternative.stage_aliases, most)
 
-    def approximation(self, alternative: Alternative) -> Approximation:
+    def approximation(self, alternative: AppliedReading) -> Approximation:
         """Return a reading in float64."""
         if alternative not in self._approximations:
             self._approximations[alternative] = approximate(alternative.problem, self.truth.judged.query_rows)
         return self._approximations[alternative]
 
-    def distance_from_exact(self, alternative: Alternative, stages: frozenset[str]) -> float:
+    def distance_from_exact(self, alternative: AppliedReading, stages: frozenset[str]) -> float:
         """Return the distance of the exact answer from a reading, at some stages."""
         key = alternative, stages
         if key not in self._distances_from_exact:
@@ -240,7 +240,7 @@ class CaseReadings:
             self._distances_from_exact[key] = self.distance(alternative, exact)
         return self._distances_from_exact[key]
 
-    def truth_of(self, alternative: Alternative, rounding_model: str, failing: Stages) -> Truth | None:
+    def truth_of(self, alternative: AppliedReading, rounding_model: str, failing: Stages) -> Truth | None:
         """Return the exact answer of a reading; None if it has none."""
         if alternative.replacement is None:
             key = alternative, "", frozenset[str]()

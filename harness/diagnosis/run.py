@@ -38,12 +38,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from attncheck.common.errors import ResultsError
 from attncheck.common.store import UnreadableEntry
-from attncheck.common.wording import AND, BY_ITSELF
+from attncheck.common.wording import CONVENTIONS_SEPARATOR, SINGLE_CASE_PREFIX
 from attncheck.diagnosis.case_evidence import Evidence, Match
 from attncheck.diagnosis.decision import (
     MIN_CERTAIN_PAIRS,
     MIN_RATIO,
-    OR,
+    NAME_SEPARATOR,
     UNNAMED,
     Decision,
     DiagnosisColumns,
@@ -54,13 +54,13 @@ from attncheck.diagnosis.decision import (
 from attncheck.diagnosis.float64_in_float32 import decide_by_dtype, is_computed_in_float32
 from attncheck.diagnosis.on_demand import DIAGNOSIS
 from attncheck.execution.worker import Computed
-from attncheck.judging.remembered import key_of
+from attncheck.judging.remembered import store_key
 from attncheck.judging.units import Evaluation, Judge, is_undiagnosed
 from attncheck.planning.plan import Plan, Unit
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import problem_of
+from attncheck.reading.inputs import problem_from_case
 from attncheck.reading.problem import Problem
-from attncheck.reading.shapes import score_elements
+from attncheck.reading.shapes import count_scores
 from attncheck.results.format import CHANGED_BY_DIAGNOSIS, Row
 from attncheck.results.parts import ArrayParts
 from attncheck.spec import ACCURACY_PREFIX, DTYPES, EMPTY_ROWS
@@ -164,7 +164,7 @@ JudgedCases: TypeAlias = Mapping[str, Collection[str]]
 """Implementation -> cases in which it was judged."""
 
 
-def diagnose(
+def diagnose_rows(
     rows: Sequence[Row],
     plan: Plan,
     judge: Judge,
@@ -226,7 +226,7 @@ def _diagnose_sorted(
         return [[replace(row, seconds=None) for row in rows], digests, inputs, stages, sorted(passed.items())]
 
     diagnosed: list[Row] = judge.store.remembered(
-        lambda: key_of("diagnoses", key()),
+        lambda: store_key("diagnoses", key()),
         compute,
         lambda after: json.dumps([[getattr(row, name) for name in CHANGED_BY_DIAGNOSIS] for row in after]).encode(),
         lambda data: _apply_stored_changes(rows, data),
@@ -324,7 +324,7 @@ class _EvidenceCollector:
 
     def _examine(self, failure: FailingEvaluation) -> bool:
         """Store the evidence of one case; return False if the returned stages are not known any more."""
-        from attncheck.diagnosis.examine import examine
+        from attncheck.diagnosis.examine import examine_outcome
         from attncheck.judging.truth import truth_of_case
         from attncheck.judging.xfail import blank_row
 
@@ -335,7 +335,7 @@ class _EvidenceCollector:
             return False
         (name, _, dtype), judge = failure.key, self.judge
         truth = truth_of_case(failure.case, self.plan.inputs(failure.unit), returned.stages, judge.store)
-        outcome = examine(
+        outcome = examine_outcome(
             replace(blank_row(failure.case, dtype), implementation=name),
             failure.case,
             DIAGNOSIS.truth_under_declared_conventions(truth, judge.declared_conventions(name)),
@@ -360,11 +360,11 @@ class _EvidenceCollector:
             if match := decisions[failure.key].match:
                 named.setdefault(match.name, {}).setdefault(failure.case.id, []).append(match)
         for name, by_case in named.items():
-            if len(by_case) >= MIN_CONFIRMING and not confirmed.keys() >= set(name.split(OR)):
+            if len(by_case) >= MIN_CONFIRMING and not confirmed.keys() >= set(name.split(NAME_SEPARATOR)):
                 factors = [match.factor for group in by_case.values() for match in group if match.factor is not None]
                 # The first case has the most precise factor.
                 differ = any(abs(factor - factors[0]) > 0.01 * abs(factors[0]) for factor in factors)
-                return dict.fromkeys(name.split(OR), None if differ or not factors else factors[0])
+                return dict.fromkeys(name.split(NAME_SEPARATOR), None if differ or not factors else factors[0])
         return {}
 
     def _try_on_cases(
@@ -384,7 +384,7 @@ class _EvidenceCollector:
         if self._is_large(failure):
             return False
         stages, failing = failure.returned.stages, {row.stage for row in failure.rows}
-        problem = problem_of(failure.case, inputs)
+        problem = problem_from_case(failure.case, inputs)
         reading = problem_under_conventions(problem, self.judge.declared_conventions(failure.key[0]))
         case = FailingCase(
             *(problem if reading is None else reading.problem, dtype),
@@ -432,7 +432,7 @@ class _EvidenceCollector:
 
         matches = explain_jointly(cases, counts)
         unnamed = {key: case for key, case in cases.items() if key not in matches}
-        known = counts.keys() | {part for match in matches.values() for part in match.name.split(AND)}
+        known = counts.keys() | {part for match in matches.values() for part in match.name.split(CONVENTIONS_SEPARATOR)}
         shown = [reading for reading in (self.ask(name) if unnamed else ()) if reading not in known]
         return matches | (explain_jointly(unnamed, Counter([*counts.elements(), *known, *shown])) if shown else {})
 
@@ -459,7 +459,7 @@ class _EvidenceCollector:
 
     def _is_large(self, failure: FailingEvaluation) -> bool:
         arrays = self.plan.inputs(failure.unit).arrays
-        return score_elements(failure.case.operation, failure.case.options, arrays) > MAX_SCORES
+        return count_scores(failure.case.operation, failure.case.options, arrays) > MAX_SCORES
 
 
 _MAX_PASSING_CASES = 96
@@ -495,7 +495,13 @@ class _ConditionFinder:
             if decision.keep_own_message and key in evidence:  # the message names a convention
                 match = next((match for match in evidence[key].matches if match.verdict == Verdict.SEMANTIC), None)
             # Only a single reading without a fitted number can have a condition.
-            if match is None or key not in failing or match.is_fitted or AND in match.name or OR in match.name:
+            if (
+                match is None
+                or key not in failing
+                or match.is_fitted
+                or CONVENTIONS_SEPARATOR in match.name
+                or NAME_SEPARATOR in match.name
+            ):
                 continue
             if not match.name.startswith((ACCURACY_PREFIX, "empty-rows-")):
                 keys_of_reading[key[0], failing[key].case.operation, match.name].append(key)
@@ -531,7 +537,7 @@ class _ConditionFinder:
         refuting, checked = list[Problem](), 0
         for unit in units.values():
             case, arrays = self.plan.case(unit), self.plan.inputs(unit).arrays
-            if not 0 < score_elements(case.operation, case.options, arrays) <= _MAX_PASSING_SCORES:
+            if not 0 < count_scores(case.operation, case.options, arrays) <= _MAX_PASSING_SCORES:
                 continue
             problem = self._declared_problem(name, unit)
             refutes = is_reading_refuted(reading, problem)
@@ -545,7 +551,7 @@ class _ConditionFinder:
         """Return the problem of a case under the declared conventions of an implementation."""
         from attncheck.diagnosis.declared import problem_under_conventions
 
-        problem = problem_of(self.plan.case(unit), self.plan.inputs(unit))
+        problem = problem_from_case(self.plan.case(unit), self.plan.inputs(unit))
         reading = problem_under_conventions(problem, self.judge.declared_conventions(name))
         return problem if reading is None else reading.problem
 
@@ -592,7 +598,7 @@ def _diagnosed_row(row: Row, decision: Decision | None, examined: Mapping[Evalua
 def _append_hint(row: Row, hint: str) -> Row:
     """Append the diagnosis of one case to the message of an unnamed row, so that `check` reports it like `explain`."""
     is_wrong = row.verdict in WRONG_NUMBERS and row.comparison == "stage" and not row.xfail
-    return replace(row, message=f"{row.message}{BY_ITSELF}{hint}") if hint and is_wrong else row
+    return replace(row, message=f"{row.message}{SINGLE_CASE_PREFIX}{hint}") if hint and is_wrong else row
 
 
 def mark_dependent_numbers(rows: Sequence[Row]) -> list[Row]:

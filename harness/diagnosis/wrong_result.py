@@ -20,7 +20,7 @@ from functools import cached_property
 
 import numpy as np
 
-from attncheck.attention.caches import size_of_made
+from attncheck.attention.caches import latent_projection_magnitude
 from attncheck.attention.errors import Bound, Real
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.walk import approximate_stages
@@ -39,23 +39,23 @@ from attncheck.diagnosis.readings_of_scores import multiply_bias
 from attncheck.diagnosis.replaced_steps import multiply_stages, step_replacement
 from attncheck.diagnosis.residuals import CaseReadings, fit_number, relative_bound, shorten_number
 from attncheck.judging.alternatives import (
-    Alternative,
-    Form,
-    default_scale,
+    AppliedReading,
+    ReadingForm,
+    describe_default_scale,
+    format_scales,
     has_default_scale,
     has_scale,
     scale_of,
-    scales_in_words,
-    with_allowed,
+    with_combined_mask,
 )
 from attncheck.judging.exact_stages import Array, ExactStages, Stages
-from attncheck.judging.judge_stages import agrees, failing_elements
+from attncheck.judging.judge_stages import failing_elements, stage_agrees
 from attncheck.judging.stage_bounds import StageBounds, StageReference
 from attncheck.judging.truth import Truth, truth_of_reading, truth_of_stages
-from attncheck.judging.undefined import find_undefined, judged_problem
-from attncheck.reading.lowering import queries_and_keys
+from attncheck.judging.undefined import find_undefined, make_judged_problem
+from attncheck.reading.lowering import count_queries_and_keys
 from attncheck.reading.problem import Problem
-from attncheck.spec import ACCURACY_PREFIX, OPERATIONS, PROJECTIONS, inputs_of, stage_position
+from attncheck.spec import ACCURACY_PREFIX, OPERATIONS, PROJECTIONS, input_specs, stage_position
 from attncheck.spec.classes import WITH, rounding_model_named
 from attncheck.spec.dtypes import round_to
 from attncheck.spec.options import SIXTEEN_BITS
@@ -93,7 +93,7 @@ class WrongResult:
         return self.truth.reference(stage, self.rounding_model)
 
     @cached_property
-    def applicable(self) -> tuple[Alternative, ...]:
+    def applicable(self) -> tuple[AppliedReading, ...]:
         """The readings that begin no later than the first failing stage; a later one cannot explain that stage."""
         first = min(map(stage_position, self.stages))
         alternatives = self.readings.alternatives
@@ -123,12 +123,12 @@ def is_only_in_empty_rows(wrong: WrongResult) -> bool:
         if (failing & ~undefined_rows.affected_by_empty(stage, array.shape)).any():
             return False
         wrong_rows |= bool(failing.any())
-        if not failing.any() and not agrees(reference, array):
+        if not failing.any() and not stage_agrees(reference, array):
             return False
     return wrong_rows
 
 
-def is_distinguishable(wrong: WrongResult, alternative: Alternative) -> bool:
+def is_distinguishable(wrong: WrongResult, alternative: AppliedReading) -> bool:
     """Return whether a reading that does not match would change the result by more than rounding can.
 
     False for a reading that nearly matches: an implementation of this reading may round once more than its class
@@ -145,7 +145,7 @@ def is_distinguishable(wrong: WrongResult, alternative: Alternative) -> bool:
     return False
 
 
-def try_reading(wrong: WrongResult, alternative: Alternative) -> Alternative | None:
+def try_reading(wrong: WrongResult, alternative: AppliedReading) -> AppliedReading | None:
     """Return a reading if it matches, with a convention for the rows that lack a key only under this reading."""
     truth = wrong.readings.truth_of(alternative, wrong.rounding_model, wrong.stages)
     if truth is None:
@@ -162,13 +162,15 @@ def try_reading(wrong: WrongResult, alternative: Alternative) -> Alternative | N
     return None
 
 
-def is_match(wrong: WrongResult, alternative: Alternative, truth: Truth) -> bool:
+def is_match(wrong: WrongResult, alternative: AppliedReading, truth: Truth) -> bool:
     """Return whether the exact answer of a reading agrees with the returned stages, and differs from the case's."""
     named = {stage: alternative.stage_aliases.get(stage, stage) for stage in wrong.stages}
     if not set(named.values()) <= truth.exact.keys():
         return False
     model = wrong.rounding_model
-    if not all(agrees(truth.reference(named[stage], model, array), array) for stage, array in wrong.stages.items()):
+    if not all(
+        stage_agrees(truth.reference(named[stage], model, array), array) for stage, array in wrong.stages.items()
+    ):
         return False
     # Before the stage at which it departs, a reading is the case itself, although its problem may differ.
     right = stages_from(alternative, frozenset(wrong.right)) & truth.exact.keys() - alternative.stage_aliases.keys()
@@ -177,7 +179,7 @@ def is_match(wrong: WrongResult, alternative: Alternative, truth: Truth) -> bool
     return any(_are_separated(wrong.reference(stage), truth.reference(named[stage], model)) for stage in named)
 
 
-def _is_near_match(wrong: WrongResult, alternative: Alternative, truth: Truth) -> bool:
+def _is_near_match(wrong: WrongResult, alternative: AppliedReading, truth: Truth) -> bool:
     for stage, array in wrong.stages.items():
         name = alternative.stage_aliases.get(stage, stage)
         if name not in truth.exact or truth.exact[name].shape != array.shape:
@@ -206,7 +208,7 @@ def _are_separated(first: StageReference, second: StageReference) -> bool:
     return bool((judged & (separated | odd)).any())
 
 
-def stages_from(alternative: Alternative, stages: frozenset[str]) -> frozenset[str]:
+def stages_from(alternative: AppliedReading, stages: frozenset[str]) -> frozenset[str]:
     """Return the given stages from the one at which a reading departs from the case."""
     return frozenset(stage for stage in stages if stage_position(stage) >= stage_position(alternative.stage))
 
@@ -225,10 +227,10 @@ _MAX_EXPLAINED_VARIANCE = 0.5
 
 
 def _all_agree(truth: Truth, failing: Stages, rounding_model: str) -> bool:
-    return all(agrees(truth.reference(stage, rounding_model, array), array) for stage, array in failing.items())
+    return all(stage_agrees(truth.reference(stage, rounding_model, array), array) for stage, array in failing.items())
 
 
-def judge_accuracy(wrong: WrongResult, *, is_known: bool = False) -> tuple[Alternative | None, set[str]]:
+def judge_accuracy(wrong: WrongResult, *, is_known: bool = False) -> tuple[AppliedReading | None, set[str]]:
     """Return the accuracy of the failing stages, or None, and the names of the refuted accuracies.
 
     Too few errors give no accuracy, unless ``is_known``: other cases of the implementation have shown it.
@@ -250,18 +252,18 @@ def judge_accuracy(wrong: WrongResult, *, is_known: bool = False) -> tuple[Alter
         first = min(failing, key=stage_position)
         is_noise = _is_noise(truth.exact[first], bounds[first].sigma, failing[first])
         if is_noise or (is_noise is None and is_known):
-            return ACCURACIES[dtype].alternative(Form(wrong.problem), is_fitted=True), refuted
+            return ACCURACIES[dtype].alternative(ReadingForm(wrong.problem), is_fitted=True), refuted
         return None, refuted if is_noise is None else refuted | {accuracy.name for accuracy in ACCURACIES.values()}
     return None, refuted
 
 
-def judge_approximations(wrong: WrongResult) -> tuple[list[Alternative], set[str]]:
+def judge_approximations(wrong: WrongResult) -> tuple[list[AppliedReading], set[str]]:
     """Return the approximations for speed that the failing stages are consistent with, and the names of refuted ones.
 
     A kernel of 16 bits may have any of ``APPROXIMATIONS``, others only less exact ``EXPONENTIALS``. The failing stages
     must be within the bounds of a class with that part, and their errors must be noise (``_is_noise``).
     """
-    truth, failing, trades, refuted = wrong.truth, wrong.stages, list[Alternative](), set[str]()
+    truth, failing, trades, refuted = wrong.truth, wrong.stages, list[AppliedReading](), set[str]()
     parts_of_dtype = EXPONENTIALS.get(truth.bounds.dtype, APPROXIMATIONS)
     options = wrong.problem.options
     if parts_of_dtype is not APPROXIMATIONS and any(options.get(reading.of) for reading in APPROXIMATIONS.values()):
@@ -278,7 +280,7 @@ def judge_approximations(wrong: WrongResult) -> tuple[list[Alternative], set[str
             continue
         holds_widest |= parts == widest
         if _is_noise(truth.exact[first], truth.bounds.of(model)[first].sigma, failing[first], as_stored=False):
-            trades.append(reading.alternative(Form(wrong.problem), is_fitted=True))
+            trades.append(reading.alternative(ReadingForm(wrong.problem), is_fitted=True))
     return trades[::-1], refuted
 
 
@@ -301,7 +303,7 @@ def _add_operand_rounding(stages: ExactStages, bounds: Mapping[str, Bound], unit
         return dict(bounds)
     query, key = inputs["query"].astype(np.float64), inputs["key"].astype(np.float64)
     if "key_projection" in inputs:
-        key = size_of_made(key, inputs["key_projection"].astype(np.float64))
+        key = latent_projection_magnitude(key, inputs["key_projection"].astype(np.float64))
     group = query.shape[-3] // key.shape[-3] if query.ndim > 2 else 1
     size = np.abs(query) @ np.swapaxes(np.repeat(np.abs(key), group, -3) if group > 1 else np.abs(key), -1, -2)
     raw, moved = bounds["raw_scores"], (2 * unit + unit * unit) * size
@@ -353,7 +355,7 @@ MIN_ELEMENTS_TO_FIT = 8
 """Minimum number of elements that a fitted number must explain: a single element fits some scale."""
 
 
-def fitted_readings(wrong: WrongResult) -> Iterator[Alternative]:
+def fitted_readings(wrong: WrongResult) -> Iterator[AppliedReading]:
     """Yield the case with the best number, and before it with the nearest number of few digits."""
     truth, problem, failing = wrong.truth, wrong.problem, wrong.stages
     if sum(array.size for array in failing.values()) < MIN_ELEMENTS_TO_FIT:
@@ -395,20 +397,20 @@ def _best_factor(array: Real, exact: Real) -> float | None:
     return factor if math.isfinite(factor) and factor else None  # zeros are no multiple of anything
 
 
-def multiplied_stages_reading(wrong: WrongResult, factor: float) -> Alternative:
+def multiplied_stages_reading(wrong: WrongResult, factor: float) -> AppliedReading:
     """Return the case with all failing stages multiplied by a fitted number."""
     replacement = step_replacement(multiply_stages(tuple(wrong.stages), factor))
-    form = Form(wrong.problem, {"factor": scales_in_words(factor, 1.0)[0]}, replacement=replacement)
+    form = ReadingForm(wrong.problem, {"factor": format_scales(factor, 1.0)[0]}, replacement=replacement)
     return STAGE_FITTED.alternative(form, is_fitted=True, factor=factor)
 
 
-def left_out_keys_reading(problem: Problem, start: int, end: int) -> Alternative:
+def left_out_keys_reading(problem: Problem, start: int, end: int) -> AppliedReading:
     """Return the case with the keys from ``start`` to before ``end`` masked for all queries."""
-    keys = queries_and_keys(problem.inputs)[1]
+    keys = count_queries_and_keys(problem.inputs)[1]
     number = np.arange(keys)
     which = f"{start:,} to {end - 1:,} of {keys:,}" if end - start > 1 else f"{start:,} of {keys:,}"
     behind = KEYS_FITTED.says.format(which=f"{start:,} and all behind") if end == keys else ""
-    form = Form(with_allowed(problem, (number < start) | (number >= end)), {"which": which}, shared=behind)
+    form = ReadingForm(with_combined_mask(problem, (number < start) | (number >= end)), {"which": which}, shared=behind)
     return KEYS_FITTED.alternative(form, is_fitted=True)
 
 
@@ -425,7 +427,7 @@ def _find_left_out_keys(wrong: WrongResult) -> tuple[int, int] | None:
     """
     weights, array, problem = wrong.readings.of_case.stages.get("weights"), wrong.stages.get("output"), wrong.problem
     value = problem.canonical(wrong.truth.judged.query_rows).inputs.get("value")
-    can_be_left_out = "mask" in inputs_of(problem.operation, problem.options.get("score"))
+    can_be_left_out = "mask" in input_specs(problem.operation, problem.options.get("score"))
     if weights is None or array is None or value is None or "masked" in wrong.stages or not can_be_left_out:
         return None
     is_mean = value.ndim == weights.ndim and (*weights.shape[:-1], value.shape[-1]) == array.shape
@@ -463,19 +465,21 @@ def _find_key_run(sums: Real, wanted: Real) -> tuple[int, int] | None:
     return (start, last) if start and miss((start, last)) <= 4 * miss((start, end)) else (start, end)
 
 
-def multiplied_bias_reading(problem: Problem, factor: float) -> Alternative:
+def multiplied_bias_reading(problem: Problem, factor: float) -> AppliedReading:
     """Return the case with its bias multiplied by a fitted number."""
-    form = Form(multiply_bias(problem, factor), {"factor": scales_in_words(factor, 1.0)[0]})
+    form = ReadingForm(multiply_bias(problem, factor), {"factor": format_scales(factor, 1.0)[0]})
     return BIAS_FITTED.alternative(form, is_fitted=True, factor=factor)
 
 
-def multiplied_scale_reading(problem: Problem, factor: float, scale: float | None = None) -> Alternative:
+def multiplied_scale_reading(problem: Problem, factor: float, scale: float | None = None) -> AppliedReading:
     """Return the case with its scale multiplied by a fitted number; ``scale`` is the product, if it is known."""
     case_scale = scale_of(problem)
     scale = case_scale * factor if scale is None else scale
-    taken, meant = scales_in_words(scale, case_scale)
-    shared = default_scale(_root_in_words(factor)) if has_default_scale(problem) and _root_in_words(factor) else ""
-    form = Form(_set_scale(problem, scale), {"taken": taken, "meant": meant}, shared=shared)
+    taken, meant = format_scales(scale, case_scale)
+    shared = (
+        describe_default_scale(_root_in_words(factor)) if has_default_scale(problem) and _root_in_words(factor) else ""
+    )
+    form = ReadingForm(_set_scale(problem, scale), {"taken": taken, "meant": meant}, shared=shared)
     return SCALE_FITTED.alternative(form, is_fitted=True, factor=factor)
 
 
@@ -515,7 +519,7 @@ class FailingCase:
     right: Stages
     rounding_model: str
 
-    def explaining_readings(self, names: Mapping[str, float | None]) -> list[Alternative]:
+    def explaining_readings(self, names: Mapping[str, float | None]) -> list[AppliedReading]:
         """Return the readings that explain the case; ``names`` maps each name to its fitted factor, or None."""
         if not self.failing.keys() <= self._wrong.truth.exact.keys():
             return []
@@ -526,7 +530,7 @@ class FailingCase:
                 by_name[fitted.name] = fitted
         return list(by_name.values())
 
-    def _candidate_readings(self, names: Mapping[str, float | None]) -> Iterator[Alternative]:
+    def _candidate_readings(self, names: Mapping[str, float | None]) -> Iterator[AppliedReading]:
         problem, readings = self._wrong.problem, self._wrong.readings
         for alternative in readings.alternatives:
             is_comparable = alternative.replacement is not None or not readings.has_no_distance(alternative)
@@ -545,7 +549,7 @@ class FailingCase:
             yield from () if accuracy is None or accuracy.name not in names else (accuracy,)
             yield from judge_approximations(self._wrong)[0]
 
-    def _is_explained_by(self, reading: Alternative) -> bool:
+    def _is_explained_by(self, reading: AppliedReading) -> bool:
         if reading.name.startswith(ACCURACY_PREFIX):
             return True
         if reading.replacement is None:
@@ -564,7 +568,7 @@ class FailingCase:
 
     def _approximate_truth(self, problem: Problem) -> Truth:
         """Return a truth with float64 values as the exact answer; without stages if float64 does not give them."""
-        judged = judged_problem(replace(problem, dtype=self.dtype, supports_statistics=False), whole=True)
+        judged = make_judged_problem(replace(problem, dtype=self.dtype, supports_statistics=False), whole=True)
         rough = approximate_stages(judged.canonical)
         if self.failing.keys() - rough.keys():
             return truth_of_stages(judged, ExactStages(judged.canonical))

@@ -162,7 +162,7 @@ def kill_with_descendants(process: _Worker) -> None:
         sleep(0.01)
 
 
-def end_strays() -> int:
+def kill_orphans() -> int:
     """Kill processes that workers of ended harnesses have started and left behind; return how many there were.
 
     If a harness is killed, its workers end at once, before they can end the processes that they started.
@@ -533,7 +533,7 @@ class WorkerProcesses:
 _started_ahead: deque[Future[WorkerProcess]] = deque()
 
 
-def start_ahead(count: int, module: str) -> None:
+def start_workers_ahead(count: int, module: str) -> None:
     """Start processes that have imported a module when ``WorkerProcesses`` take them."""
     threads = ThreadPoolExecutor(count, thread_name_prefix="attncheck starts")
     _started_ahead.extend(threads.submit(_start_single_threaded, module) for _ in range(count))

@@ -195,10 +195,10 @@ def load_declarations(target: Target, environment: Mapping[str, str], threads: i
     limit_threads(threads)
     os.environ.update(environment)
     from attncheck.execution.signatures import explain_unfit_function
-    from attncheck.execution.user_call import load, read_target_declarations, remember_loaded
+    from attncheck.execution.user_call import load_target, read_target_declarations, remember_loaded
 
     try:
-        loaded = load(target)
+        loaded = load_target(target)
         declared = read_target_declarations(loaded, target.attribute.rpartition(".")[2], target.signature)
     except UnfitError as error:
         return explain_unfit_function(error, target, loaded)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from attncheck.backends import published
+from attncheck.backends import published_entry_points
 from attncheck.common.errors import UsageError
 from attncheck.common.wording import join_words, suggest_names
 from attncheck.execution.call import CallTimeout, Limits, RemoteError, WorkerDied
@@ -22,10 +22,10 @@ from attncheck.execution.implementations import (
     ImplementationSelection,
     UserImplementation,
     bundled_implementations,
-    renamed,
     user_entry,
+    with_report_name,
 )
-from attncheck.execution.user_code import Target, check_function, find_origin, is_user_target, read_declarations
+from attncheck.execution.user_code import Target, check_function_exists, find_origin, is_user_target, read_declarations
 from attncheck.execution.worker import to_one_line
 
 
@@ -44,7 +44,7 @@ def find_implementation(pattern: str, called: str = "", **function: Any) -> Impl
     if selection.missing:
         raise UsageError(f"{selection.missing[0]} is not installed")
     implementation = selection.implementations[0]
-    return renamed(implementation, called) if called else implementation
+    return with_report_name(implementation, called) if called else implementation
 
 
 def select_implementations(
@@ -86,7 +86,7 @@ def select_implementations(
         workers.begin(*requests, seconds=limits.start_seconds)
         selected = [
             _with_command_words(
-                user_implementation(item.target, framework, limits, item.name, workers),
+                load_user_implementation(item.target, framework, limits, item.name, workers),
                 item.pattern,
                 framework,
                 signature,
@@ -130,7 +130,7 @@ def requested_functions(
 
     Raises ``UsageError`` for a file that is not there.
     """
-    points = published()
+    points = published_entry_points()
     functions: dict[tuple[Target, str], RequestedFunction] = {}
     others = []
     for pattern in patterns:
@@ -140,7 +140,7 @@ def requested_functions(
             continue
         place, name = (pattern, "") if point is None else (f"{point.module}:{point.attr}", point.name)
         target = Target.of(place, signature or "", declare)
-        check_function(target)
+        check_function_exists(target)
         functions.setdefault((target, name), RequestedFunction(pattern, target, name, point is not None))
     return [*functions.values()], others
 
@@ -205,7 +205,7 @@ def _with_command_words(
     return replace(implementation, entry=replace(implementation.entry, given=(name, *words)))
 
 
-def select_callable(
+def implementation_of_callable(
     function: Callable[..., Any],
     framework: str | None = None,
     name: str | None = None,
@@ -231,14 +231,14 @@ def select_callable(
             cloudpickle.unregister_pickle_by_value(module)
     called = next(candidate for candidate in (name or origin.function, "callable") if candidate.isidentifier())
     # A function that a package publishes is judged under the published name only.
-    points = sorted(published().items()) if name is None else []
+    points = sorted(published_entry_points().items()) if name is None else []
     place = (origin.module, origin.function)
     own_name = next((name for name, point in points if (point.module, point.attr) == place), None)
-    implementation = user_implementation(target, framework, name=own_name or f"{origin.package}.{called}")
+    implementation = load_user_implementation(target, framework, name=own_name or f"{origin.package}.{called}")
     return _with_command_words(implementation, own_name, framework, signature, declare) if own_name else implementation
 
 
-def user_implementation(
+def load_user_implementation(
     target: Target,
     framework: str | None,
     limits: Limits | None = None,

@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.backends import (
+    ALL_ENTRIES,
     BACKENDS,
     EAGER,
-    EVERYTHING,
     LIBRARIES,
     NATIVE,
-    PADDED_BY,
+    PADDING_KEYWORDS,
     BackendEntry,
     DeclaredConvention,
     Mode,
 )
 from attncheck.backends.contract import Backend
-from attncheck.backends.devices import HAVE_DEVICES, VISIBLE
+from attncheck.backends.devices import FRAMEWORKS_WITH_DEVICES, VISIBLE_DEVICE_VARIABLES
 from attncheck.common.errors import UsageError
 from attncheck.common.processors import processor_flags
-from attncheck.common.wording import NEAR, join_words, suggest_names
+from attncheck.common.wording import MIN_SIMILARITY, join_words, suggest_names
 from attncheck.execution.operations import Parameters
 from attncheck.execution.user_code import Target, advice_on_framework
 from attncheck.spec import DECLARABLE
@@ -64,7 +64,7 @@ class Implementation:
     @property
     def is_padded(self) -> bool:
         """Return whether calls may have to be changed before it can be asked, and it may be that none can be."""
-        is_own = self.entry is not EVERYTHING.get(self.entry.name)
+        is_own = self.entry is not ALL_ENTRIES.get(self.entry.name)
         return is_own or self.declared.folds_sequences or bool(self.declared.requires)
 
     def rounding_model(self, dtype: str) -> str | None:
@@ -165,18 +165,18 @@ def with_dtypes(item: Implementation, dtypes: Sequence[str]) -> Implementation:
     return replace(item, entry=replace(entry, classes=classes, hints=(*entry.hints, hint)))
 
 
-def every_implementation(table: Mapping[str, BackendEntry] = EVERYTHING) -> tuple[Implementation, ...]:
+def processor_implementations(table: Mapping[str, BackendEntry] = ALL_ENTRIES) -> tuple[Implementation, ...]:
     """Return every mode of every backend, installed or not, that computes on the processor."""
     return tuple(Implementation(entry, mode) for entry in table.values() for mode in entry.all_modes)
 
 
-def device_implementations(table: Mapping[str, BackendEntry] = EVERYTHING) -> tuple[Implementation, ...]:
+def device_implementations(table: Mapping[str, BackendEntry] = ALL_ENTRIES) -> tuple[Implementation, ...]:
     """Return every mode of every backend that computes on an accelerator."""
     return tuple(Implementation(entry, mode.name) for entry in table.values() for mode in entry.device_modes)
 
 
 def bundled_implementations(
-    names: Sequence[str] | None, table: Mapping[str, BackendEntry] = EVERYTHING, patterns: Sequence[str] | None = None
+    names: Sequence[str] | None, table: Mapping[str, BackendEntry] = ALL_ENTRIES, patterns: Sequence[str] | None = None
 ) -> ImplementationSelection:
     """Choose implementations: by backend, and by globs over their names such as ``torch.*``.
 
@@ -192,7 +192,7 @@ def bundled_implementations(
     entries = {name: entry for name, entry in table.items() if name not in excluded and (not names or name in names)}
     globs = [_expand_backend_name(pattern, table) for pattern in patterns or entries]
     on_devices = device_implementations(entries) if any("@" in glob for glob in globs) else ()
-    wanted = _select_matching((*every_implementation(entries), *on_devices), globs)
+    wanted = _select_matching((*processor_implementations(entries), *on_devices), globs)
     chosen = {item.entry.name: item.entry for item in wanted}
     absent = tuple(name for name, entry in chosen.items() if not entry.is_installed)
     # A backend is asked for by name, or by a pattern that begins with its name.
@@ -227,7 +227,7 @@ def _select_matching(items: Sequence[Implementation], patterns: Sequence[str]) -
             others = f"or use a glob such as 'torch.*', {ALL_MODES}, or file.py:function"
             here = {path.stem: path.name for path in Path().glob("*.py")}
             begin = [stem for stem in sorted(here) if stem.startswith(pattern.partition(":")[0])]
-            close = begin[:1] or get_close_matches(pattern, here, 1, NEAR)
+            close = begin[:1] or get_close_matches(pattern, here, 1, MIN_SIMILARITY)
             near = f"did you mean {here[close[0]]}? " if close else ""
             raise UsageError(f"no implementation is called {pattern!r}; {near}{one}; {others}")
     return tuple(item for item in items if any(_matches_implementation(pattern, item) for pattern in patterns))
@@ -287,12 +287,12 @@ class UserImplementation(BackendEntry):
 
     def environment_of(self, mode: str) -> Mapping[str, str]:
         """Return its framework's variables; no device is hidden, for it may use one that it does not declare."""
-        return {**self.environment, **(VISIBLE if self.device else {})}
+        return {**self.environment, **(VISIBLE_DEVICE_VARIABLES if self.device else {})}
 
     def requires_of(self, mode: str, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
         """Return the requirements of a target's function on shapes, and the keywords that padding may use."""
         taken = self.parameters.get(function, Parameters(frozenset()))
-        return self.requirements.get(function, {}), taken.accepted(PADDED_BY)
+        return self.requirements.get(function, {}), taken.accepted(PADDING_KEYWORDS)
 
     def has(self, mode: str, function: str) -> bool:
         """Return whether the target has a function of the contract."""
@@ -300,10 +300,10 @@ class UserImplementation(BackendEntry):
 
     def load(self, mode: str = "") -> Backend:
         """Load the target and wrap it."""
-        from attncheck.execution.user_call import UserBackend, load, wrap_target
+        from attncheck.execution.user_call import UserBackend, load_target, wrap_target
 
         framework, target = BACKENDS[self.framework], self.target
-        backend: UserBackend = wrap_target(load(target), self.function, framework, self.device, target.signature)
+        backend: UserBackend = wrap_target(load_target(target), self.function, framework, self.device, target.signature)
         return backend  # type: ignore[return-value] # it has those of the contract's functions that the target has
 
 
@@ -316,8 +316,8 @@ def user_entry(target: Target, declared: Mapping[str, Any], framework: str | Non
     name = said or declared.get("framework_alone") or "numpy"
     if name not in BACKENDS:
         raise UsageError(f"unknown framework {name!r}; {suggest_names(name, BACKENDS, one_of=False)}")
-    if (device := declared.get("device") or "") and name not in HAVE_DEVICES:
-        known = ", ".join(HAVE_DEVICES)
+    if (device := declared.get("device") or "") and name not in FRAMEWORKS_WITH_DEVICES:
+        known = ", ".join(FRAMEWORKS_WITH_DEVICES)
         raise UsageError(f"device {device}: arrays of {name} lie on none; declare the framework, one of {known}")
     backend = BACKENDS[name]
     advice = []
@@ -348,7 +348,7 @@ def user_entry(target: Target, declared: Mapping[str, Any], framework: str | Non
     )
 
 
-def renamed(item: Implementation, name: str) -> Implementation:
+def with_report_name(item: Implementation, name: str) -> Implementation:
     """Return a user's implementation under another name in reports, as package.function; any other as it is."""
     if not isinstance(item.entry, UserImplementation) or item.name == name:
         return item
@@ -363,6 +363,6 @@ def implementation_path(item: Implementation) -> str:
     return shlex.join(target.program) or f"{module}:{target.attribute}".strip(":")
 
 
-def source_of(entry: BackendEntry) -> Mapping[str, Any]:
+def source_location(entry: BackendEntry) -> Mapping[str, Any]:
     """Return the file and line at which a user's implementation is defined; nothing of a bundled one."""
     return entry.source if isinstance(entry, UserImplementation) else {}

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from attncheck.backends.contract import Backend, Stages, UnsupportedError
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import repeated_axes
-from attncheck.spec import CONVENTIONS, OPERATIONS, OPTIONS, score_of
+from attncheck.spec import CONVENTIONS, OPERATIONS, OPTIONS, score_spec
 
 
 def run_operation(
@@ -31,7 +31,7 @@ def run_operation(
     Conventions that the function does not take are left out (``not_asked``). Raises ``UnsupportedError`` if the
     backend has no such function, or the function has not every other parameter that the case needs.
     """
-    name, keywords = call_of(operation, options)
+    name, keywords = function_and_keywords(operation, options)
     function = getattr(backend, name, None)
     if function is None:
         raise UnsupportedError.of_function(name)
@@ -63,7 +63,7 @@ def unsupported_conventions(backend: Backend, operation: str, options: Mapping[s
     """Return the conventions among the options that the backend's function has no parameter for."""
     if CONVENTIONS.isdisjoint(options):
         return ()
-    name, _ = call_of(operation, options)
+    name, _ = function_and_keywords(operation, options)
     function = getattr(backend, name, None)
     if function is None:
         return ()
@@ -94,7 +94,7 @@ def _parameters_of_wrapped(function: Callable[..., Any]) -> Parameters:
     return Parameters(frozenset(kinds), inspect.Parameter.VAR_KEYWORD in kinds.values())
 
 
-def call_of(operation: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def function_and_keywords(operation: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the contract's function of an operation, and the keywords that it is called with besides inputs."""
     kinds = {name: OPTIONS[name].type for name in options if name != "score"}
     # A file may say 1 where a number with a point is meant: kernels are given what their users give.
@@ -102,7 +102,7 @@ def call_of(operation: str, options: Mapping[str, Any]) -> tuple[str, dict[str, 
     assert operation in OPERATIONS, f"an operation that no backend has: {operation}"
     if not OPERATIONS[operation].has_score_kinds:
         return OPERATIONS[operation].function, keywords
-    score = score_of(options)
+    score = score_spec(options)
     return score.function, keywords if score.scale is None else {"scale": score.scale, **keywords}
 
 
@@ -256,7 +256,9 @@ def find_unwritten_numbers(stages: Mapping[str, Array]) -> dict[str, str]:
 
 def should_call_again(backend: Backend, problem: Problem) -> bool:
     """Return whether a call is of somebody's own function, and small enough to be made once more."""
-    function = getattr(getattr(backend, call_of(problem.operation, problem.options)[0], None), "user_function", None)
+    function = getattr(
+        getattr(backend, function_and_keywords(problem.operation, problem.options)[0], None), "user_function", None
+    )
     if function is None or getattr(function, "returns_new_arrays", False):
         return False
     return sum(map(np.size, problem.inputs.values())) <= MAX_CALLED_AGAIN

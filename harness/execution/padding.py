@@ -21,15 +21,21 @@ from numpy.typing import NDArray
 from attncheck.backends.contract import UnsupportedError
 from attncheck.common.errors import UsageError
 from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.execution.operations import KeptElements, call_of, cut, missing_conventions, require_parameters
+from attncheck.execution.operations import (
+    KeptElements,
+    cut,
+    function_and_keywords,
+    missing_conventions,
+    require_parameters,
+)
 from attncheck.execution.requirements import InexactError, Requirements, attends_to_added_keys, require_exact_padding
 from attncheck.execution.signatures import INPUTS
 from attncheck.execution.worker import Failure, Outcome, unsupported_failure
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import ArrayWithRadius, convert_inputs, problem_of
+from attncheck.reading.inputs import ArrayWithRadius, convert_inputs, problem_from_case
 from attncheck.reading.lowering import unpacked_shapes
 from attncheck.reading.problem import Problem
-from attncheck.reading.shapes import bind_axes, optional_gradients, stage_axes, stage_shapes
+from attncheck.reading.shapes import bind_axes, input_of_optional_gradients, stage_axes, stage_shapes
 from attncheck.spec import (
     DEFAULT_SCORE,
     GRADIENTS,
@@ -38,7 +44,7 @@ from attncheck.spec import (
     PROJECTIONS,
     STAGE_SPECS,
     Shape,
-    is_said,
+    is_option_set,
     score_kind,
 )
 
@@ -58,7 +64,7 @@ _ZERO_PADDED_AXES: Mapping[str, frozenset[str]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Padding:
+class PaddedCall:
     """A padded call.
 
     Attributes:
@@ -81,7 +87,7 @@ class Padding:
         return replace(outcome, stages=stages, padded=self.description, faults={**outcome.faults, **faults})
 
 
-def pad_call(implementation: Implementation, problem: Problem) -> Padding | Failure | None:
+def pad_call(implementation: Implementation, problem: Problem) -> PaddedCall | Failure | None:
     """Pad a call to the shapes that the function requires.
 
     Packed sequences become one mask first if the implementation has no function for them.
@@ -90,10 +96,10 @@ def pad_call(implementation: Implementation, problem: Problem) -> Padding | Fail
         The padded call; None if it meets the requirements already; a ``Failure`` if no padding is exact.
     """
     if OPERATIONS[problem.operation].is_folded and not implementation.has(
-        call_of(problem.operation, problem.options)[0]
+        function_and_keywords(problem.operation, problem.options)[0]
     ):
         return _pad_call_with_mask(implementation, problem)
-    name, _ = call_of(problem.operation, problem.options)
+    name, _ = function_and_keywords(problem.operation, problem.options)
     declared, accepted = implementation.requires(name)
     if not declared or "query" not in problem.inputs:  # scores that are given have neither a width nor a scale
         return None
@@ -120,7 +126,7 @@ def pad_call(implementation: Implementation, problem: Problem) -> Padding | Fail
         return Failure("unsupported", str(error), error.lacks)
 
 
-def _pad_call_with_mask(implementation: Implementation, problem: Problem) -> Padding | Failure:
+def _pad_call_with_mask(implementation: Implementation, problem: Problem) -> PaddedCall | Failure:
     """Turn the sequences of a problem into a mask, and pad the call of the other function."""
     if names := [name for name in _SEQUENCE_CONVENTIONS if name in implementation.reads_calls_as]:
         return Failure("unsupported", f"takes no sequences, and a mask in their place says no {names[0]}")
@@ -128,18 +134,18 @@ def _pad_call_with_mask(implementation: Implementation, problem: Problem) -> Pad
     description = f"a block mask ({len(problem.inputs['cu_seqlens_k']) - 1} sequences)"
     padding = pad_call(implementation, folded)
     if padding is None:
-        return Padding(folded, {}, description)
+        return PaddedCall(folded, {}, description)
     if isinstance(padding, Failure):
         return replace(padding, padded=description)
     return replace(padding, description=f"{description}, {padding.description}")
 
 
-def required_call(implementation: Implementation, problem: Problem) -> Padding:
+def pad_call_or_raise(implementation: Implementation, problem: Problem) -> PaddedCall:
     """Return the call that is made for a problem, padded or as it is. Raises ``UsageError`` if none is."""
     padding = pad_call(implementation, problem)
     if isinstance(padding, Failure):
         raise UsageError(f"{implementation.name} is not called: {padding.message}")
-    return padding or Padding(problem, {}, "")
+    return padding or PaddedCall(problem, {}, "")
 
 
 def _padded_lengths(requirements: Requirements, lengths: AxisLengths, start: int) -> dict[str, int]:
@@ -184,7 +190,9 @@ def _require_affordable(lengths: AxisLengths, longer: AxisLengths) -> None:
         )
 
 
-def _pad_to_lengths(problem: Problem, lengths: AxisLengths, longer: AxisLengths, accepted: frozenset[str]) -> Padding:
+def _pad_to_lengths(
+    problem: Problem, lengths: AxisLengths, longer: AxisLengths, accepted: frozenset[str]
+) -> PaddedCall:
     require_exact_padding(problem, longer)
     specs = problem.specs
     inputs = {
@@ -196,12 +204,12 @@ def _pad_to_lengths(problem: Problem, lengths: AxisLengths, longer: AxisLengths,
     require_exact_padding(problem, longer, asked)
     padded = {**lengths, **longer}
     axes, shapes = stage_axes(problem.operation, lengths), stage_shapes(problem.operation, padded)
-    for stage, name in optional_gradients(problem.operation).items():
+    for stage, name in input_of_optional_gradients(problem.operation).items():
         if name in inputs:
             axes[stage], shapes[stage] = specs[name].axes, inputs[name].shape
     kept = {stage: _kept_elements(stage, axes[stage], shape, lengths, longer) for stage, shape in shapes.items()}
     kept = {stage: elements for stage, elements in kept.items() if elements.positions}
-    return Padding(asked, kept, _describe_padding(lengths, longer))
+    return PaddedCall(asked, kept, _describe_padding(lengths, longer))
 
 
 def _scale_of_unpadded_width(
@@ -209,7 +217,7 @@ def _scale_of_unpadded_width(
 ) -> dict[str, float]:
     """Return the scale that has to be given because the function would take it from the padded width."""
     is_from_width = score_kind(problem.operation, problem.options) == DEFAULT_SCORE
-    if "D" not in longer or is_said("scale", problem.options, problem.inputs) or not is_from_width:
+    if "D" not in longer or is_option_set("scale", problem.options, problem.inputs) or not is_from_width:
         return {}
     if "scale" not in accepted:
         raise InexactError("takes no scale, which has to be given where the width is padded", ("scale",))
@@ -298,7 +306,7 @@ def unsupported_reason(
     entry = implementation.entry
     if not isinstance(entry, UserImplementation) or OPERATIONS[problem.operation].is_folded:
         return None
-    name, keywords = call_of(problem.operation, problem.options)
+    name, keywords = function_and_keywords(problem.operation, problem.options)
     parameters = entry.parameters.get(name)
     if parameters is None:
         return unsupported_failure(UnsupportedError.of_function(name)) if entry.parameters else None
@@ -306,7 +314,7 @@ def unsupported_reason(
     if entry.requirements.get(name) or not parameters.lacking({*problem.inputs, *keywords}.difference(positional)):
         return None
     called = call()
-    _, keywords = call_of(problem.operation, called.options)
+    _, keywords = function_and_keywords(problem.operation, called.options)
     unasked = missing_conventions(parameters, called.options)
     asked = [key for key in (*called.inputs, *keywords) if key not in (*positional, *unasked)]
     try:
@@ -320,4 +328,4 @@ def _call_without_numbers(case: Case, dtype: str) -> Problem:
     """Return the call of a case with all inputs zero."""
     zeros = {name: np.zeros(shape) for name, shape in case.input_shapes.items()}
     inputs = convert_inputs(case, {name: ArrayWithRadius(array, array) for name, array in zeros.items()}, dtype)
-    return problem_of(case, inputs).as_call()
+    return problem_from_case(case, inputs).as_call()

@@ -39,7 +39,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from attncheck.backends import EVERYTHING
+from attncheck.backends import ALL_ENTRIES
 from attncheck.execution.operations import FREE_BYTE
 
 _TIMERS = ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")
@@ -184,7 +184,7 @@ _WAIT_SECONDS = 0.5
 """Seconds in which a child may say that it came back, and a pool let go of its last job."""
 # A choice: 10 ms between checks; more checks end the wait sooner and cost processor time.
 _POLLS = 50
-_FRAMEWORK_PACKAGES = frozenset(package for entry in EVERYTHING.values() for package in entry.packages) | {"triton"}
+_FRAMEWORK_PACKAGES = frozenset(package for entry in ALL_ENTRIES.values() for package in entry.packages) | {"triton"}
 """Packages whose own threads are their own affair: they wait for what they compute before they show it."""
 _LocalVariables = Mapping[str, Any]
 

@@ -395,7 +395,7 @@ _MANY_KEYS = 2048
 
 
 @dataclass(frozen=True)
-class Rule:
+class RuleResult:
     """A rule, and what is ``wrong``; empty if the program follows it, or if it was not tried for the ``reason``."""
 
     says: str
@@ -407,7 +407,7 @@ class _ProgramEnded(Exception):
     """The program ended, or took too long, in place of an answer."""
 
 
-def check_protocol(words: tuple[str, ...], seconds: float = 10.0) -> Iterator[Rule]:
+def try_protocol_rules(words: tuple[str, ...], seconds: float = 10.0) -> Iterator[RuleResult]:
     """Try the rules of the protocol on a program; each answer may take so many ``seconds``."""
     asked = _TimedProgram(ProgramProcess(words), seconds)
     try:
@@ -416,19 +416,21 @@ def check_protocol(words: tuple[str, ...], seconds: float = 10.0) -> Iterator[Ru
         asked.program.close()
 
 
-def _try_rules(asked: _TimedProgram) -> Iterator[Rule]:
+def _try_rules(asked: _TimedProgram) -> Iterator[RuleResult]:
     says = "it starts, and answers what it is"
     try:
         said = asked.describe()
     except (_ProgramEnded, ProtocolError, OSError) as error:
-        yield Rule(says, str(error))
+        yield RuleResult(says, str(error))
         return
-    yield Rule(says)
+    yield RuleResult(says)
     yield _try_rule(
         "it says the same when it is asked again", lambda: asked.describe() == said or "it said something else"
     )
     if "attention" not in said.functions:
-        yield Rule("calls of attention are answered", reason="it has no function attention; others are not tried here")
+        yield RuleResult(
+            "calls of attention are answered", reason="it has no function attention; others are not tried here"
+        )
     else:
         for says, arrays, options in _attention_calls(said):
             yield _try_rule(says, partial(_check_attention_answer, asked, arrays, options))
@@ -437,12 +439,12 @@ def _try_rules(asked: _TimedProgram) -> Iterator[Rule]:
     yield _try_rule("it ends when its input ends", asked.end)
 
 
-def _try_rule(says: str, rule: Callable[[], bool | str]) -> Rule:
+def _try_rule(says: str, rule: Callable[[], bool | str]) -> RuleResult:
     try:
         result = rule()
     except (_ProgramEnded, ProtocolError, OSError) as error:
-        return Rule(says, str(error))
-    return Rule(says, "" if result is True else str(result))
+        return RuleResult(says, str(error))
+    return RuleResult(says, "" if result is True else str(result))
 
 
 def _attention_calls(said: ProgramDescription) -> Iterator[tuple[str, dict[str, NDArray[Any]], dict[str, Any]]]:

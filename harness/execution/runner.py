@@ -43,9 +43,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Generic, TypeVar
 
-from attncheck.backends import EVERYTHING, Mode
+from attncheck.backends import ALL_ENTRIES, Mode
 from attncheck.common.errors import OutputError
-from attncheck.common.progress import Times
+from attncheck.common.progress import ActivityTimes
 from attncheck.execution.call import (
     CallCancelled,
     CallTimeout,
@@ -58,7 +58,7 @@ from attncheck.execution.call import (
 from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.environment import with_cache_variables
 from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.execution.padding import Padding, pad_call, unsupported_before_call
+from attncheck.execution.padding import PaddedCall, pad_call, unsupported_before_call
 from attncheck.execution.sessions import EvaluatedSession, Session, StepResult, evaluate_session
 from attncheck.execution.state_probe import StateProbe
 from attncheck.execution.worker import (
@@ -72,8 +72,8 @@ from attncheck.execution.worker import (
 )
 from attncheck.reading.case import Case
 from attncheck.reading.problem import Problem
-from attncheck.reading.shapes import score_elements
-from attncheck.spec import ON_SCORES, computed_stages
+from attncheck.reading.shapes import count_scores
+from attncheck.spec import STAGES_ON_SCORES, computed_stages
 from attncheck.spec.verdicts import ALL_CASES
 
 # A choice: more cost a new worker, or a time limit, each; fewer give up on a kernel that fails in a few cases.
@@ -205,7 +205,7 @@ _MEMORY_AMOUNT = re.compile(r" [0-9.]+ (?=[GM]iB)")
 
 
 @dataclass(frozen=True)
-class Group:
+class WorkerGroup:
     """One worker process: an implementation, and the dtypes that it can serve together."""
 
     implementation: Implementation
@@ -224,7 +224,7 @@ class Group:
     def is_bundled(self) -> bool:
         """Return whether the table of backends has it, so that it holds a framework and what that compiled."""
         entry = self.implementation.entry
-        return entry is EVERYTHING.get(entry.name)
+        return entry is ALL_ENTRIES.get(entry.name)
 
     @property
     def imports_framework(self) -> bool:
@@ -242,12 +242,12 @@ class Group:
         return (entry.name, *([device] if device else []), *alone)
 
 
-def group_by_process(implementation: Implementation, dtypes: Sequence[str]) -> list[Group]:
+def group_by_process(implementation: Implementation, dtypes: Sequence[str]) -> list[WorkerGroup]:
     """Split the dtypes of an implementation over the processes that they need."""
     alone = [dtype for dtype in dtypes if dtype in implementation.entry.own_process_for]
     together = tuple(dtype for dtype in dtypes if dtype not in alone)
-    groups = [Group(implementation, (dtype,)) for dtype in alone]
-    return [*groups, Group(implementation, together)] if together else groups
+    groups = [WorkerGroup(implementation, (dtype,)) for dtype in alone]
+    return [*groups, WorkerGroup(implementation, together)] if together else groups
 
 
 _MIN_SCORE_STAGES = 2
@@ -262,8 +262,8 @@ def refuse_too_many_scores(mode: Mode, problem: Problem, most: int) -> Failure |
     """
     if not mode.holds_scores or "query" not in problem.inputs:
         return None
-    elements = score_elements(problem.operation, problem.options, problem.inputs)
-    computed = set(ON_SCORES).intersection(computed_stages(problem.operation, problem.options, problem.inputs))
+    elements = count_scores(problem.operation, problem.options, problem.inputs)
+    computed = set(STAGES_ON_SCORES).intersection(computed_stages(problem.operation, problem.options, problem.inputs))
     stages = max(len(computed), _MIN_SCORE_STAGES)
     size = elements * problem.inputs["query"].dtype.itemsize * stages
     if size <= most:
@@ -294,7 +294,7 @@ class GroupRunner(Generic[Key]):
 
     def __init__(
         self,
-        group: Group,
+        group: WorkerGroup,
         limits: Limits,
         log_directory: Path,
         slot: WorkerSlot | None = None,
@@ -323,7 +323,7 @@ class GroupRunner(Generic[Key]):
         self._crash_limit = CrashStreak(limits.keep_going)
         self._end_reason = ""
         self._meanwhile: Callable[[], None] = lambda: None
-        self.times = Times()
+        self.times = ActivityTimes()
         is_user = isinstance(group.implementation.entry, UserImplementation)
         self._state_probe = StateProbe(self._pad_and_evaluate, self._use_new_slot) if probes_state and is_user else None
 
@@ -393,7 +393,7 @@ class GroupRunner(Generic[Key]):
         if failure := next((padding for padding in paddings if isinstance(padding, Failure)), None):
             return failure
         steps = tuple(
-            replace(step, problem=padding.problem) if isinstance(padding, Padding) else step
+            replace(step, problem=padding.problem) if isinstance(padding, PaddedCall) else step
             for step, padding in zip(session.steps, paddings, strict=True)
         )
         failed = self._given_up or (None if implementation.name in self._slot.started else self._start_implementation())
@@ -407,7 +407,7 @@ class GroupRunner(Generic[Key]):
             return answer
         self._close_unless_reusable(answer)
         return tuple(
-            replace(result, outcome=padding.cut(result.outcome)) if isinstance(padding, Padding) else result
+            replace(result, outcome=padding.cut(result.outcome)) if isinstance(padding, PaddedCall) else result
             for padding, result in zip(paddings, answer.results, strict=True)
         )
 
@@ -417,7 +417,7 @@ class GroupRunner(Generic[Key]):
 
     def _pad_and_evaluate(self, problem: Problem) -> Outcome:
         padding = pad_call(self.group.implementation, problem)
-        if isinstance(padding, Padding):
+        if isinstance(padding, PaddedCall):
             return padding.cut(self._evaluate_unless_refused(padding.problem))
         return padding or self._evaluate_unless_refused(problem)
 
@@ -524,7 +524,7 @@ class GroupRunner(Generic[Key]):
 
 
 def group_runners(
-    groups: Sequence[Group],
+    groups: Sequence[WorkerGroup],
     limits: Limits,
     log_directory: Path,
     described: DescribedWorkers | None = None,
@@ -534,7 +534,7 @@ def group_runners(
 
     A further ``number`` makes further runners of the same groups, which may.
     """
-    together: dict[tuple[str, ...], list[Group]] = {}
+    together: dict[tuple[str, ...], list[WorkerGroup]] = {}
     for group in groups:
         together.setdefault(group.process, []).append(group)
     runners = []

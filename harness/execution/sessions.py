@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from attncheck.backends.contract import Backend
 from attncheck.execution.process_state import ProcessState, disable_memory_filling
 from attncheck.execution.signatures import FUNCTIONS
-from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on, get_started_backend
+from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on_backend, get_started_backend
 from attncheck.reading.problem import Problem
 
 Array = NDArray[Any]
@@ -174,7 +174,7 @@ def _run_step(backend: Backend, step: SessionStep) -> tuple[StepResult, Mapping[
         watched = _RecordingBackend(backend, free_nan if step.nan_memory else None)
         # Inputs of its own: a call that writes into them spoils no other.
         copies = {name: array.copy() for name, array in step.problem.inputs.items()}
-        outcome = evaluate_on(watched, replace(step.problem, inputs=copies))
+        outcome = evaluate_on_backend(watched, replace(step.problem, inputs=copies))
     fences.clear()
     pairs = zip(step.problem.inputs.items(), watched.inputs, strict=False)
     changed = tuple(
@@ -221,14 +221,14 @@ def first_changed_element(name: str, before: Array, after: Array) -> ChangedElem
     after = np.asarray(after)
     if before.shape != after.shape:
         return ChangedElement(name, (), float("nan"), float("nan"))
-    differs = bits(before) != bits(after)
+    differs = view_as_integers(before) != view_as_integers(after)
     if not differs.any():
         return None
     index = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(differs)), differs.shape))
     return ChangedElement(name, index, float(before[index]), float(after[index]))
 
 
-def bits(array: Array) -> Array:
+def view_as_integers(array: Array) -> Array:
     """Return an array's bits as whole numbers of the same shape."""
     whole = np.ascontiguousarray(array).reshape(array.shape)
     return whole.view(f"u{whole.dtype.itemsize}")
@@ -241,7 +241,7 @@ def _tensors_by_stage(backend: Backend, stages: Mapping[str, Array], returned: S
         for tensor in returned:
             candidate = np.asarray(backend.to_numpy(tensor))
             is_alike = candidate.shape == array.shape and candidate.dtype == array.dtype
-            if is_alike and np.array_equal(bits(candidate), bits(array)):
+            if is_alike and np.array_equal(view_as_integers(candidate), view_as_integers(array)):
                 named.setdefault(name, tensor)
     return named
 

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.execution.operations import SECOND_CALL, call_of, run_operation
+from attncheck.execution.operations import SECOND_CALL, function_and_keywords, run_operation
 from attncheck.execution.worker import Computed, Outcome
 from attncheck.reading.problem import Problem
-from attncheck.reading.shapes import score_elements
+from attncheck.reading.shapes import count_scores
 from attncheck.spec import OPTIONS, result_stages
 
 Array = NDArray[Any]
@@ -92,10 +92,10 @@ class StateProbe:
     def _choose_changed_calls(self, problem: Problem) -> Iterator[ChangedCall]:
         """Yield the calls around a case: each change a few times in each order, if the answers differ."""
         has_query = "query" in problem.inputs
-        if not has_query or score_elements(problem.operation, problem.options, problem.inputs) > _MAX_SCORES:
+        if not has_query or count_scores(problem.operation, problem.options, problem.inputs) > _MAX_SCORES:
             return
         answer: Array | None = None
-        function, _ = call_of(problem.operation, problem.options)
+        function, _ = function_and_keywords(problem.operation, problem.options)
         shapes = [array.shape for array in problem.inputs.values()]
         for change, changed in changed_problems(problem):
             comes_first = bool(zlib.crc32(f"{change} {shapes}".encode()) & 1)  # the same in every run of the case

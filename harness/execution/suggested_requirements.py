@@ -17,11 +17,11 @@ from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.padding import pad_call
 from attncheck.execution.runner import GroupRunner
-from attncheck.execution.user_code import declaration
+from attncheck.execution.user_code import declaration_code
 from attncheck.execution.worker import Computed, Failure
-from attncheck.execution.workers import Workers
+from attncheck.execution.workers import WorkerPool
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import inputs_in, problem_of
+from attncheck.reading.inputs import make_inputs, problem_from_case
 from attncheck.reading.problem import Problem
 
 RequiredShapes = Mapping[str, int | str]
@@ -59,7 +59,7 @@ class SuggestedRequirements:
 
     def words(self, item: Implementation) -> str:
         """Return the advice, with the line or option to paste."""
-        line = declaration(item.entry.module, item.mode, "requires", dict(self.requires))
+        line = declaration_code(item.entry.module, item.mode, "requires", dict(self.requires))
         return (
             f"of {self.tried:,} cases that it refuses or fails in, it computes {self.computed:,} padded: "
             f"{f'give {line}' if line.startswith('-') else f'declare {line} below it'} (docs/how-to/kernel.md)"
@@ -80,7 +80,7 @@ def suggest_requirements(
     small = [case for case in refused if sum(map(math.prod, case.input_shapes.values())) <= _MAX_INPUT_ELEMENTS]
     dtype = next(iter(implementation.declared.classes))
     small = [case for case in small if dtype in case.dtypes]
-    with closing(Workers(limits, probes_state=False)) as workers, suppress(_TooSlowError):
+    with closing(WorkerPool(limits, probes_state=False)) as workers, suppress(_TooSlowError):
         trial = _RequirementsTrial(implementation, entry, dtype, workers.worker_for(implementation, dtype))
         if (requires := _loosest_requirements(trial, _evenly_spaced(small, _MAX_TRIED_CASES))) is not None:
             tried = [trial.computes(case, requires) for case in _evenly_spaced(small, _MAX_COUNTED_CASES)]
@@ -139,7 +139,7 @@ class _RequirementsTrial:
         if monotonic() > self._deadline:
             raise _TooSlowError
         if case.id not in self._problems:
-            self._problems[case.id] = problem_of(case, inputs_in(case, self._dtype)).as_call()
+            self._problems[case.id] = problem_from_case(case, make_inputs(case, self._dtype)).as_call()
         problem, description = self._problems[case.id], ""
         if requires:
             requirements = {parameter: dict(requires) for parameter in self._entry.parameters}

@@ -38,7 +38,7 @@ from attncheck.backends import BACKENDS, EAGER, NATIVE, BackendEntry
 from attncheck.backends.contract import Backend, UnsupportedError
 from attncheck.backends.devices import on_device
 from attncheck.backends.families import FAMILIES
-from attncheck.backends.family_calls import Arrays, UnfitFunctionError, contract_functions, never_given
+from attncheck.backends.family_calls import Arrays, UnfitFunctionError, contract_functions, unused_parameters
 from attncheck.common.wording import join_words, suggest_names
 from attncheck.execution.environment import find_imports
 from attncheck.execution.operations import function_parameters, require_parameters
@@ -74,7 +74,7 @@ from attncheck.spec import (
     ROUNDING_MODELS,
     result_stages,
 )
-from attncheck.spec.classes import PRESETS, class_name, is_composed
+from attncheck.spec.classes import PRESETS, checked_class_name, is_composed
 from attncheck.spec.options import SIXTEEN_BITS
 
 _OPERATION_OF_FUNCTION = {spec.function: name for name, spec in OPERATIONS.items() if not spec.has_score_kinds}
@@ -170,7 +170,7 @@ class UserBackend:
 _loaded_targets: dict[Target, Any] = {}
 
 
-def load(target: Target) -> Any:
+def load_target(target: Target) -> Any:
     """Import the module of a target and return the target. Raises ``LoadError``."""
     if target in _loaded_targets:
         return _loaded_targets[target]
@@ -487,7 +487,7 @@ def _check_conventions(declared: Any) -> dict[str, str]:
 def _parameter_hints(target: Any, functions: Mapping[str, Callable[..., Any]], family: str) -> list[str]:
     if not family:
         return [hint for called, function in functions.items() for hint in unused_parameter_hints(called, function)]
-    unused = never_given(target, FAMILIES[family])
+    unused = unused_parameters(target, FAMILIES[family])
     return [f"attncheck never passes its {join_words(unused)}"] if unused else []
 
 
@@ -520,7 +520,7 @@ def _check_rounding_models(declared: Any) -> dict[str, str]:
             names = known if dtype not in SIXTEEN_BITS else [*known, *PRESETS]
             raise LoadError(f"classes: {dtype} has no class {model!r}; expected {', '.join(names)}")
         try:
-            models[dtype] = class_name(model, dtype)
+            models[dtype] = checked_class_name(model, dtype)
         except ValueError as error:
             raise LoadError(f"classes: {dtype}: {error}") from None
     return models

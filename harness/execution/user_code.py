@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attncheck.backends import EVERYTHING
+from attncheck.backends import ALL_ENTRIES
 from attncheck.common.errors import UsageError
 from attncheck.common.wording import suggest_names
 
@@ -133,7 +133,7 @@ def merge_tables(before: Mapping[str, Any], added: Mapping[str, Any]) -> dict[st
     return {**before, **added, **{name: merge_tables(before[name], added[name]) for name in tables}}
 
 
-def declaration(file: str, function: str, name: str, table: Mapping[str, Any]) -> str:
+def declaration_code(file: str, function: str, name: str, table: Mapping[str, Any]) -> str:
     """Return how to declare an attribute of a function: the line below it, or the option if it is a library's.
 
     Without a function it is a whole file's.
@@ -182,7 +182,7 @@ class Target:
         ``UsageError`` for any other text, and for a file that does not exist.
         """
         text, declared = _report_name_to_file(text), json.dumps(read_declarations(declare))
-        if words := words_of_program(text):
+        if words := program_words(text):
             if signature:
                 raise UsageError(f"{text}: a program speaks the protocol; it has no --signature")
             return cls(str(program_source_file(words)), declared=declared, program=words)
@@ -225,7 +225,7 @@ _DYNAMIC_NAMES = re.compile(r"import \*|__getattr__|setattr|globals|vars|exec|__
 """A file with one of these may have functions whose names are not in it."""
 
 
-def check_function(target: Target) -> None:
+def check_function_exists(target: Target) -> None:
     """Raise ``UsageError`` if a file cannot have the function that is meant, as its text says: that takes no time.
 
     What its text leaves open is seen when it is loaded.
@@ -259,19 +259,19 @@ def _longer_names(name: str, parts: Sequence[str]) -> list[str]:
 def is_user_target(text: str) -> bool:
     """Return whether a text names an implementation of somebody's own: a file, a module, or a program."""
     file = _report_name_to_file(text)
-    return ":" in file or file.endswith(".py") or bool(words_of_program(text))
+    return ":" in file or file.endswith(".py") or bool(program_words(text))
 
 
 def _report_name_to_file(text: str) -> str:
     """Return file.py:function for file.function, as reports call it, if the file is in this folder."""
     file, _, function = text.partition(".")
-    is_name = re.fullmatch(r"\w+\.\w+", text) and file not in EVERYTHING and function != "py"
+    is_name = re.fullmatch(r"\w+\.\w+", text) and file not in ALL_ENTRIES and function != "py"
     if not is_name or not Path(f"{file}.py").is_file():
         return text
     return f"{file}.py" if function == "module" else f"{file}.py:{function}"
 
 
-def words_of_program(text: str) -> tuple[str, ...]:
+def program_words(text: str) -> tuple[str, ...]:
     """Return the words of a command that is given as an implementation; none if the text names no program.
 
     A program is named by its path (``./attention``), or by a command with its arguments (``Rscript attention.R``).

@@ -43,7 +43,7 @@ _MAX_RETURNED_BYTES = 2**33
 _evaluation_numbers = count(1)
 _EVALUATIONS_PER_COUNT = 64
 """Evaluations after which mappings are counted: thousands take milliseconds, as long as a small evaluation."""
-NOT_RETURNED = "expected a stage named"
+MISSING_STAGE = "expected a stage named"
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def evaluate_and_measure(implementation: str, problem: Problem, log: str) -> Eva
 
     backend = get_started_backend(implementation, log)
     surroundings, compiled = ProcessState.snapshot(), _compilation_seconds()
-    outcome = evaluate_on(backend, problem, calls_again=True)
+    outcome = evaluate_on_backend(backend, problem, calls_again=True)
     is_fit = surroundings.restore() and not (isinstance(outcome, Failure) and surroundings.has_new_threads())
     held, must_count = int(psutil.Process().memory_info().rss), next(_evaluation_numbers) % _EVALUATIONS_PER_COUNT == 0
     is_fit = is_fit and not (must_count and has_many_mappings(held))
@@ -159,7 +159,7 @@ def _compilation_seconds() -> float:
     return float(getattr(sys.modules.get("attncheck.backends.jax_jit"), "seconds_compiled", 0.0))
 
 
-def evaluate_on(backend: Backend, problem: Problem, *, calls_again: bool = False) -> Outcome:
+def evaluate_on_backend(backend: Backend, problem: Problem, *, calls_again: bool = False) -> Outcome:
     """Run one operation of a backend; whatever it raises or returns is its result.
 
     Where it ``calls_again``, a user's function is called once more, which may not change what it returned.
@@ -213,7 +213,7 @@ def _refuse_missing_stages(arrays: Mapping[str, NDArray[Any]], expected: Sequenc
     if arrays and not missing:
         return None
     returned = f"returned {', '.join(arrays) or 'no stages'}"
-    return Failure("error", to_one_line(f"{returned}; {NOT_RETURNED} {missing[0]}" if missing else returned))
+    return Failure("error", to_one_line(f"{returned}; {MISSING_STAGE} {missing[0]}" if missing else returned))
 
 
 def _refuse_too_large(arrays: Mapping[str, NDArray[Any]]) -> Failure | None:

@@ -11,10 +11,10 @@ from typing import Any
 
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.runner import Group, GroupRunner, group_by_process
+from attncheck.execution.runner import GroupRunner, WorkerGroup, group_by_process
 
 
-class Workers:
+class WorkerPool:
     """Worker processes that are reused until they are closed, and fresh ones."""
 
     def __init__(self, limits: Limits | None = None, *, probes_state: bool = True) -> None:
@@ -55,7 +55,7 @@ class Workers:
             self._fresh.remove(runner)
             runner.close()
 
-    def _runner(self, group: Group, limits: Limits) -> GroupRunner[Any]:
+    def _runner(self, group: WorkerGroup, limits: Limits) -> GroupRunner[Any]:
         self._number += 1
         logs = Path(self._folder.name)
         return GroupRunner(group, limits, logs, number=self._number, probes_state=self._probes_state)
@@ -73,7 +73,7 @@ class Workers:
         self._folder.cleanup()
 
 
-def process_group_for(implementation: Implementation, dtype: str) -> Group:
+def process_group_for(implementation: Implementation, dtype: str) -> WorkerGroup:
     """Return the group of dtypes of an implementation that share one process with a dtype."""
     declared = [name for name in implementation.declared.classes if implementation.rounding_model(name)]
     return next(group for group in group_by_process(implementation, declared) if dtype in group.dtypes)

@@ -11,7 +11,7 @@ from attncheck.execution.worker import Computed
 from attncheck.judging.units import Evaluation, UnitResult, is_undiagnosed
 from attncheck.judging.xfail import ExpectedFailureRecord
 from attncheck.planning.plan import Plan
-from attncheck.results.coverage import is_judged, is_not_offered
+from attncheck.results.coverage import is_function_or_dtype_missing, is_judged
 from attncheck.results.format import Row
 from attncheck.results.writer import ResultsWriter
 from attncheck.spec.verdicts import Verdict
@@ -82,7 +82,7 @@ class ResultRecorder:
             self.rows_seen[row.verdict] += 1
             if is_judged(row):
                 self.judged.setdefault(row.implementation, set()).add(row.case)
-            lacks = row.verdict == Verdict.UNSUPPORTED and is_not_offered(row.lacks or "")
+            lacks = row.verdict == Verdict.UNSUPPORTED and is_function_or_dtype_missing(row.lacks or "")
             (self.untried if lacks else self.tried).setdefault(row.implementation, set()).add(row.case)
             if row.fails_run:
                 self.failures.append(row)

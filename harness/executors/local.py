@@ -37,17 +37,17 @@ from time import perf_counter, sleep
 from types import MappingProxyType
 from typing import IO, Any, TypeAlias
 
-from attncheck.attention.exact_array import SETTLED
+from attncheck.attention.exact_array import ARITHMETIC_COUNTS
 from attncheck.common.processors import available_processors
-from attncheck.common.progress import Times
+from attncheck.common.progress import ActivityTimes
 from attncheck.execution.call import WorkerProcesses
-from attncheck.execution.runner import Group, GroupRunner, evaluate_in_turn
+from attncheck.execution.runner import GroupRunner, WorkerGroup, evaluate_in_turn
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.executors.base import ResultRecorder
-from attncheck.judging.units import Judge, Remembered, UnitResult
+from attncheck.judging.units import Judge, StoredUnit, UnitResult
 from attncheck.planning.plan import Plan, Unit
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs
+from attncheck.reading.inputs import RoundedInputs
 from attncheck.reading.problem import Problem
 
 MIN_UNITS_FOR_PROCESSES = 32
@@ -68,12 +68,12 @@ class JudgingProcesses:
         judge: Judge,
         cases: Sequence[Case],
         processes: int | None = None,
-        times: Times | None = None,
+        times: ActivityTimes | None = None,
         max_alive: Callable[[], int] | None = None,
     ) -> None:
         """``max_alive`` returns how many may be alive now, if that changes."""
         self._judge, self._cases = judge, cases
-        during = partial((Times() if times is None else times).of, "judging")
+        during = partial((ActivityTimes() if times is None else times).of, "judging")
         self._processes = WorkerProcesses(
             _remember_judge, judge, cases, processes=processes, during=during, max_alive=max_alive
         )
@@ -82,9 +82,9 @@ class JudgingProcesses:
         self,
         case: int,
         dtype: str,
-        inputs: Inputs,
+        inputs: RoundedInputs,
         outcomes: Mapping[str, Outcome],
-        remembered: Remembered | None = None,
+        remembered: StoredUnit | None = None,
     ) -> Future[tuple[UnitResult, Counter[str]]]:
         """Judge a unit in a process; return the future of its result and of the counts of store and oracle.
 
@@ -115,14 +115,14 @@ def _remember_judge(judge: Judge, cases: Sequence[Case]) -> None:
 
 
 def _judge_unit(
-    case: int, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome], remembered: Remembered | None
+    case: int, dtype: str, inputs: RoundedInputs, outcomes: Mapping[str, Outcome], remembered: StoredUnit | None
 ) -> tuple[UnitResult, Counter[str]]:
     """Called in a judging process for each unit."""
     assert _judge is not None
     counts = _judge.store.counts
     counts.clear()
-    SETTLED.clear()
-    return _judge.judge(_cases[case], dtype, inputs, outcomes, remembered), counts + SETTLED
+    ARITHMETIC_COUNTS.clear()
+    return _judge.judge(_cases[case], dtype, inputs, outcomes, remembered), counts + ARITHMETIC_COUNTS
 
 
 WINDOW_UNITS = 4096
@@ -149,7 +149,7 @@ class LocalExecutor:
         judge: Judge,
         workers: int,
         helpers: Sequence[Sequence[GroupRunner[Unit]]] = (),
-        times: Times | None = None,
+        times: ActivityTimes | None = None,
     ) -> None:
         """``runners`` in one list share a worker: they take turns, unit by unit.
 
@@ -157,7 +157,7 @@ class LocalExecutor:
         ``times`` gets the seconds of everything.
         """
         self._runners, self._judge, self._workers, self._helpers = runners, judge, workers, helpers
-        self._times = Times() if times is None else times
+        self._times = ActivityTimes() if times is None else times
 
     @property
     def descriptions(self) -> Mapping[str, Mapping[str, str]]:
@@ -244,7 +244,7 @@ class _RunnerThreads:
         self.answers: Queue[_Answer | BaseException] = Queue(MAX_ANSWERS)
         self._plan, self._runners, self._helpers = plan, runners, helpers
         self._places = PrioritySemaphore(workers, available_processors())
-        self._compares_frameworks = compares_frameworks([sharing[0].group for sharing in runners], workers)
+        self._compares_frameworks = runs_several_frameworks([sharing[0].group for sharing in runners], workers)
         self.judging: Callable[[], int] = lambda: 0
         """How many processes judge now."""
 
@@ -336,14 +336,14 @@ class _RunnerThreads:
 
 
 _SharingRunners: TypeAlias = Sequence[GroupRunner[Unit]]
-_Answer: TypeAlias = tuple[Unit, Group, Outcome]
+_Answer: TypeAlias = tuple[Unit, WorkerGroup, Outcome]
 
 
 class _JudgingQueue:
     """Units that are judged, at once or in processes, and recorded in the order in which that is done."""
 
     def __init__(
-        self, plan: Plan, judge: Judge, recorder: ResultRecorder, times: Times, computing: _RunnerThreads
+        self, plan: Plan, judge: Judge, recorder: ResultRecorder, times: ActivityTimes, computing: _RunnerThreads
     ) -> None:
         self._plan, self._judge, self._recorder, self._times = plan, judge, recorder, times
         self._computing = computing
@@ -384,13 +384,13 @@ class _JudgingQueue:
         future.add_done_callback(self._done.put)
 
     def _judge_in_this_process(
-        self, question: tuple[Case, str, Inputs, Mapping[str, Outcome]], remembered: Remembered | None
+        self, question: tuple[Case, str, RoundedInputs, Mapping[str, Outcome]], remembered: StoredUnit | None
     ) -> None:
         with self._times.of("judging"):
             result = self._judge.judge(*question, remembered)
         self._write_result(result)
 
-    def _should_judge_here(self, remembered: Remembered | None) -> bool:
+    def _should_judge_here(self, remembered: StoredUnit | None) -> bool:
         """Return whether only arrays are missing, the store has their exact ones, and no process has started yet."""
         if remembered is None or remembered.rows is None or self._processes is not None:
             return False
@@ -424,7 +424,7 @@ class _JudgingQueue:
             self._recorder.add(result)
 
 
-def compares_frameworks(groups: Sequence[Group], workers: int) -> bool:
+def runs_several_frameworks(groups: Sequence[WorkerGroup], workers: int) -> bool:
     """Return whether groups need several frameworks, and no more than may have a worker for the whole run."""
     processes = {group.process for group in groups if group.imports_framework}
     return 1 < len(processes) <= workers

@@ -27,12 +27,12 @@ from attncheck.reading.loader import load_case_file
 from attncheck.reading.lowering import Array
 from attncheck.reading.printed import MAX_NUMBERS
 from attncheck.reading.problem import Problem
-from attncheck.reading.written_cases import case_text, stored_arrays
-from attncheck.spec import DTYPES, OPERATIONS, OPTIONS, inputs_of
+from attncheck.reading.written_cases import format_case_file, pack_npz
+from attncheck.spec import DTYPES, OPERATIONS, OPTIONS, input_specs
 
 Layout = Literal["heads_first", "length_first"]
 
-_INPUT_SPECS = inputs_of("attention", None)
+_INPUT_SPECS = input_specs("attention", None)
 _REQUIRED_INPUTS = tuple(name for name, spec in _INPUT_SPECS.items() if spec.required)
 _PER_HEAD_INPUTS = frozenset(name for name, spec in _INPUT_SPECS.items() if len(spec.axes) == 4 and not spec.broadcast)
 _INPUT_SYNONYMS: Mapping[str, str] = {
@@ -299,12 +299,12 @@ def _write_case(call: _CapturedCall, folder: Path, function: str) -> Path:
         number += 1
     arrays = path.with_suffix(".npz")
     output = {} if call.output is None else {"output": call.output}
-    content, checksum = stored_arrays({**call.inputs, **output})
+    content, checksum = pack_npz({**call.inputs, **output})
     try:
         with arrays.open("xb") as file:
             file.write(content)
         place = {"file": arrays.name, "sha256": checksum}
-        path.write_text(case_text(_case_file_content(call, function, number, place)), encoding="utf-8")
+        path.write_text(format_case_file(_case_file_content(call, function, number, place)), encoding="utf-8")
         load_case_file(path, path.name, name, ())
     except Exception:
         arrays.unlink(missing_ok=True)

@@ -29,27 +29,27 @@ from numpy.typing import NDArray
 from attncheck.common.errors import CaseError, OutputError, ResultsError, UsageError
 from attncheck.common.store import Store, digest_of, user_store
 from attncheck.execution.call import Limits
-from attncheck.execution.implementation_selection import user_implementation
+from attncheck.execution.implementation_selection import load_user_implementation
 from attncheck.execution.implementations import ImplementationSelection
-from attncheck.execution.operations import call_of
+from attncheck.execution.operations import function_and_keywords
 from attncheck.execution.signatures import FUNCTIONS, INPUTS
 from attncheck.execution.user_code import Target
 from attncheck.judging.stage_bounds import StageReference
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.planning.plan import Plan
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import problem_of
+from attncheck.reading.inputs import problem_from_case
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
-from attncheck.reading.selection import Selection
-from attncheck.reading.stored_arrays import SAFETENSORS
+from attncheck.reading.selection import CaseSelection
+from attncheck.reading.stored_arrays import SAFETENSORS_DTYPES
 from attncheck.run import RunSummary, Settings, run_cases
-from attncheck.settings.config import expected_failures_of
+from attncheck.settings.config import load_expected_failures_of
 from attncheck.spec import ROUNDING_MODELS, result_stages
 
 FORMAT_VERSION = 1
 LINES, ARRAYS = "vectors.jsonl", "vectors.safetensors"
-_SAFETENSORS_NAMES: Mapping[str, str] = {dtype.name: name for name, dtype in SAFETENSORS.items()}
+_SAFETENSORS_NAMES: Mapping[str, str] = {dtype.name: name for name, dtype in SAFETENSORS_DTYPES.items()}
 _ALIGNMENT = 8
 
 
@@ -159,7 +159,7 @@ def export_vectors(
     with VectorsWriter.open(folder) as writer:
         for unit in plan:
             case, inputs = plan.case(unit), plan.inputs(unit)
-            problem = problem_of(case, inputs).as_call()
+            problem = problem_from_case(case, inputs).as_call()
             stages = result_stages(problem.operation, problem.options, problem.inputs)
             truth = truth_of_case(case, inputs, stages, store)
             if reason := missing_vectors_reason(truth, stages):
@@ -183,7 +183,7 @@ def export_vectors(
 
 def _line_fields(case: str, dtype: str, problem: Problem) -> dict[str, Any]:
     """Return the fields of a line other than inputs and stages."""
-    function, options = call_of(problem.operation, problem.options)
+    function, options = function_and_keywords(problem.operation, problem.options)
     return {
         "attncheck_vectors": FORMAT_VERSION,
         "id": case,
@@ -326,7 +326,7 @@ def read_array(file: Path, name: str) -> Array:
     first, end = entry["data_offsets"]
     with file.open("rb") as stream:
         stream.seek(begin + first)
-        return np.frombuffer(stream.read(end - first), SAFETENSORS[entry["dtype"]]).reshape(entry["shape"])
+        return np.frombuffer(stream.read(end - first), SAFETENSORS_DTYPES[entry["dtype"]]).reshape(entry["shape"])
 
 
 def _read_header(file: Path) -> tuple[dict[str, Any], int]:
@@ -341,7 +341,9 @@ def _read_header(file: Path) -> tuple[dict[str, Any], int]:
 IMPLEMENTATION_NAME = "vectors.outputs"
 
 
-def judge_recorded(recorded: RecordedOutputs, selection: Selection, dtypes: Sequence[str], output: Path) -> RunSummary:
+def judge_recorded(
+    recorded: RecordedOutputs, selection: CaseSelection, dtypes: Sequence[str], output: Path
+) -> RunSummary:
     """Judge recorded outputs in the selected cases of the vectors. Raises ``UsageError`` if there are none."""
     if selection.faults:
         raise CaseError(list(selection.faults))
@@ -352,13 +354,13 @@ def judge_recorded(recorded: RecordedOutputs, selection: Selection, dtypes: Sequ
     if not recorded.names:
         raise UsageError("the outputs have no name of a stage of the vectors, such as attention/a-case/float32/output")
     limits = Limits(keep_going=True)
-    chosen = user_implementation(Target("", "", cloudpickle.dumps(recorded)), None, limits, IMPLEMENTATION_NAME)
+    chosen = load_user_implementation(Target("", "", cloudpickle.dumps(recorded)), None, limits, IMPLEMENTATION_NAME)
     settings = Settings(
         output,
         dtypes=tuple(dtypes),
         limits=limits,
         command=sys.orig_argv,
-        expected_failures=expected_failures_of([chosen.entry.name]),
+        expected_failures=load_expected_failures_of([chosen.entry.name]),
         tags=selection.tags,
         picked={"cases": [case.id for case in cases]} if len(cases) < len(selection.cases) else {},
         store=user_store(),

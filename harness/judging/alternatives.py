@@ -19,7 +19,7 @@ from attncheck.judging.exact_stages import Stages
 from attncheck.judging.truth import Truth
 from attncheck.judging.undefined import scores_shape
 from attncheck.reading.problem import Problem
-from attncheck.spec import BY_SCORE, CONVENTION_OF_READING, HEADS, REPLACES, is_said, score_kind
+from attncheck.spec import CONVENTION_OF_READING, HEADS, OPERATIONS_BY_SCORE, REPLACES, is_option_set, score_kind
 from attncheck.spec.verdicts import Verdict
 
 StepReplacement = Callable[[Truth, str, Stages], Truth | None]
@@ -28,7 +28,7 @@ such step."""
 
 
 @dataclass(frozen=True, eq=False)
-class Form:
+class ReadingForm:
     """A problem under a reading, the ``words`` that complete the reading's text, and other facts about this case."""
 
     problem: Problem
@@ -42,7 +42,7 @@ class Form:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Alternative(Form):
+class AppliedReading(ReadingForm):
     """One case under another reading.
 
     ``description`` says what the implementation does and what the case means; ``{stage}`` is the stage that shows it.
@@ -77,9 +77,9 @@ class Alternative(Form):
         return value if name == "empty_rows" and self.name == f"empty-rows-{value}" else None
 
 
-Changed: TypeAlias = Callable[[Problem], Problem | None]
+ProblemChange: TypeAlias = Callable[[Problem], Problem | None]
 """Makes the problem under the reading from a problem; None if the reading does not apply."""
-Change: TypeAlias = Callable[[Problem], Problem | Form | Iterable[Form] | None]
+Change: TypeAlias = Callable[[Problem], Problem | ReadingForm | Iterable[ReadingForm] | None]
 """The same with words, or in several forms."""
 
 
@@ -111,29 +111,29 @@ class Reading:
         """The convention and its value by which a function declares it; None if it cannot be declared."""
         return CONVENTION_OF_READING.get(self.name)
 
-    def of_problem(self, problem: Problem) -> Iterator[Alternative]:
+    def of_problem(self, problem: Problem) -> Iterator[AppliedReading]:
         """Yield a problem under the reading, in each form; nothing if the reading does not apply."""
         option = problem.options.get(self.of)
         if self.of and self.of not in problem.inputs and (option is None or option is False):
             return
         changed = self.change(problem)
-        forms = () if changed is None else (changed,) if isinstance(changed, Problem | Form) else changed
-        for form in (Form(form) if isinstance(form, Problem) else form for form in forms):
-            if form.replacement is None and not form.stage_aliases and is_same(form.problem, problem):
+        forms = () if changed is None else (changed,) if isinstance(changed, Problem | ReadingForm) else changed
+        for form in (ReadingForm(form) if isinstance(form, Problem) else form for form in forms):
+            if form.replacement is None and not form.stage_aliases and are_same_problem(form.problem, problem):
                 continue
             yield self.alternative(
                 replace(form, problem=form.problem.without_layout()) if self.before_lowering else form
             )
 
-    def alternative(self, form: Form, **more: Any) -> Alternative:
+    def alternative(self, form: ReadingForm, **more: Any) -> AppliedReading:
         """Return the reading of a case in one form."""
         description = self.says.format_map({"stage": "{stage}", **form.words})
         in_form = {**vars(form), "stage": form.stage or self.stage, "option": self.option}
         row = {"name": self.name, "description": description, "verdict": self.verdict}
-        return Alternative(**{**in_form, **row, **more})
+        return AppliedReading(**{**in_form, **row, **more})
 
 
-def is_same(first: Problem, second: Problem) -> bool:
+def are_same_problem(first: Problem, second: Problem) -> bool:
     """Return whether two problems of one operation have the same options and the same numbers."""
     if first is second:
         return True
@@ -143,7 +143,9 @@ def is_same(first: Problem, second: Problem) -> bool:
     return all(a is b or (a.dtype == b.dtype and a.tobytes() == b.tobytes() and a.shape == b.shape) for a, b in pairs)
 
 
-def convention(name: str, says: str, change: Change, of: str = "", stage: str = "masked", **more: Any) -> Reading:
+def convention_reading(
+    name: str, says: str, change: Change, of: str = "", stage: str = "masked", **more: Any
+) -> Reading:
     """Return a reading that is used on purpose."""
     return Reading(name, says, change, of, stage, Verdict.SEMANTIC, **more)
 
@@ -151,12 +153,12 @@ def convention(name: str, says: str, change: Change, of: str = "", stage: str = 
 # Changes that rows share.
 
 
-def set_to(**options: Any) -> Changed:
+def set_options(**options: Any) -> ProblemChange:
     """Change options."""
     return lambda problem: problem.with_options(**options)
 
 
-def with_input(name: str, change: Callable[[Any], Any]) -> Changed:
+def change_input(name: str, change: Callable[[Any], Any]) -> ProblemChange:
     """Change one input; the reading does not apply if the change is None."""
 
     def changed(problem: Problem) -> Problem | None:
@@ -166,14 +168,14 @@ def with_input(name: str, change: Callable[[Any], Any]) -> Changed:
     return changed
 
 
-def with_each(names: Iterable[str], change: Callable[[Any], Any]) -> Changed:
+def change_inputs(names: Iterable[str], change: Callable[[Any], Any]) -> ProblemChange:
     """Change several inputs in the same way, if the problem has them."""
     return lambda problem: problem.with_inputs(
         **{name: change(problem.inputs[name]) for name in names if name in problem.inputs}
     )
 
 
-def without(name: str) -> Changed:
+def leave_out_input(name: str) -> ProblemChange:
     """Leave an input out."""
     return lambda problem: problem.without_input(name)
 
@@ -186,10 +188,10 @@ def when_applicable(applies: Callable[[Problem], object], change: Change) -> Cha
 def starting_at_stage(stage: Callable[[Problem], str], change: Change) -> Change:
     """Set the first stage of a change, given a function of the problem."""
 
-    def changed(problem: Problem) -> Form | None:
+    def changed(problem: Problem) -> ReadingForm | None:
         changed_problem = change(problem)
-        form = Form(changed_problem) if isinstance(changed_problem, Problem) else changed_problem
-        assert form is None or isinstance(form, Form), "a change in one form"
+        form = ReadingForm(changed_problem) if isinstance(changed_problem, Problem) else changed_problem
+        assert form is None or isinstance(form, ReadingForm), "a change in one form"
         return form and replace(form, stage=stage(problem))
 
     return changed
@@ -198,15 +200,15 @@ def starting_at_stage(stage: Callable[[Problem], str], change: Change) -> Change
 def swap_value(option: str, words: Mapping[Any, str]) -> Change:
     """Swap the two values of an option; ``words`` describes both, and the first is the default."""
 
-    def change(problem: Problem) -> Form:
+    def change(problem: Problem) -> ReadingForm:
         meant = problem.options.get(option) or next(iter(words))
         (taken,) = words.keys() - {meant}
-        return Form(problem.with_options(**{option: taken}), {"taken": words[taken], "meant": words[meant]})
+        return ReadingForm(problem.with_options(**{option: taken}), {"taken": words[taken], "meant": words[meant]})
 
     return change
 
 
-def swap_inputs(first: str, second: str) -> Changed:
+def swap_inputs(first: str, second: str) -> ProblemChange:
     """Swap two inputs of the same shape."""
 
     def change(problem: Problem) -> Problem | None:
@@ -217,26 +219,26 @@ def swap_inputs(first: str, second: str) -> Changed:
     return change
 
 
-def transposed(name: str) -> Changed:
+def transpose_input(name: str) -> ProblemChange:
     """Swap the last two axes of an input, if they are equally long."""
-    return with_input(
+    return change_input(
         name,
         lambda array: np.swapaxes(array, -1, -2) if array.ndim > 1 and array.shape[-2] == array.shape[-1] else None,
     )
 
 
-def identity(weight: Any) -> Any:
+def identity_like(weight: Any) -> Any:
     """Return identity matrices of the weights' shape; None if they are not square."""
     *_, rows, columns = weight.shape
     return np.broadcast_to(np.eye(rows, dtype=weight.dtype), weight.shape) if rows == columns else None
 
 
-def with_mask(problem: Problem) -> Problem:
+def with_default_mask(problem: Problem) -> Problem:
     """Add a mask that allows everything, so that the problem keeps the stage without the option."""
     return problem if "mask" in problem.inputs else problem.with_inputs(mask=np.ones((1, 1, 1, 1), dtype=np.bool_))
 
 
-def with_allowed(problem: Problem, allowed: Any) -> Problem:
+def with_combined_mask(problem: Problem, allowed: Any) -> Problem:
     """Return the problem with its mask combined with another one, (Lq, Lk) or of four axes."""
     four_axes = allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
     return problem.with_inputs(mask=four_axes & problem.inputs.get("mask", True))
@@ -248,7 +250,7 @@ def canonical_with_empty_rows(problem: Problem) -> Problem:
     return problem.canonical().with_options(**kept)
 
 
-def delivered(problem: Problem) -> Problem:
+def as_delivered(problem: Problem) -> Problem:
     """Return a problem as the call passes it, with its options for heads and for rows without a key."""
     kept = {name: problem.options[name] for name in ("empty_rows", *HEADS) if name in problem.options}
     return problem.as_call().with_options(**kept)
@@ -272,12 +274,12 @@ _ORDERS: Mapping[str, tuple[str, Order]] = {
 }
 
 
-def take_along(names: Sequence[str], axis: int, order: Order, fewest: int = 1) -> Changed:
+def take_along(names: Sequence[str], axis: int, order: Order, fewest: int = 1) -> ProblemChange:
     """Reorder entries of an axis of some inputs.
 
     The axis must have more than ``fewest`` entries; with fewer it would be another reading.
     """
-    return with_each(
+    return change_inputs(
         names,
         lambda array: (
             array.take(order(array.shape[axis]), axis) if array.ndim >= -axis and array.shape[axis] > fewest else array
@@ -285,7 +287,7 @@ def take_along(names: Sequence[str], axis: int, order: Order, fewest: int = 1) -
     )
 
 
-def entries(slug: str, called: str, names: Sequence[str], axes: Mapping[str, int], stage: str, *orders: str,
+def reorderings(slug: str, called: str, names: Sequence[str], axes: Mapping[str, int], stage: str, *orders: str,
             when: Callable[[Problem], bool] = lambda problem: True) -> Iterator[Reading]:  # fmt: skip
     """Yield the readings that reorder an input, or several together, for each axis and order."""
     for word, axis in axes.items():
@@ -317,7 +319,7 @@ def has_scale(problem: Problem) -> bool:
     """Return whether the scores are a product of query and key times one number."""
     if not REPLACES["scale"].isdisjoint(problem.inputs):
         return False
-    is_scored = problem.operation in ("scoring", *BY_SCORE)
+    is_scored = problem.operation in ("scoring", *OPERATIONS_BY_SCORE)
     return problem.operation in _OPERATIONS_WITH_SCALE or (
         is_scored and score_kind(problem.operation, problem.options) in ("dot", "scaled_dot", "cosine")
     )
@@ -327,22 +329,22 @@ def scale_of(problem: Problem) -> float:
     """Return the factor of the scores that a case means, 1 if each head has another."""
     if not REPLACES["scale"].isdisjoint(problem.inputs):
         return 1.0
-    return float(problem.scale(lambda: widths_of(problem)["D"]))
+    return float(problem.scale(lambda: scale_widths(problem)["D"]))
 
 
 def has_default_scale(problem: Problem) -> bool:
     """Return whether a case leaves the scale to its default, 1/sqrt(D)."""
-    if is_said("scale", problem.options, problem.inputs):
+    if is_option_set("scale", problem.options, problem.inputs):
         return False
-    return math.isclose(scale_of(problem) * math.sqrt(widths_of(problem)["D"]), 1)
+    return math.isclose(scale_of(problem) * math.sqrt(scale_widths(problem)["D"]), 1)
 
 
-def default_scale(words: str) -> str:
+def describe_default_scale(words: str) -> str:
     """Return the description of another default scale."""
     return f"the default scale is {words}: give scale, or divide by sqrt(D)"
 
 
-def widths_of(problem: Problem) -> dict[str, int]:
+def scale_widths(problem: Problem) -> dict[str, int]:
     """Return the widths that a scale may be made of: D of a head, Dv of values, H D of all heads, E of the inputs.
 
     With latent vectors, C is their width, and Dn the width of the part of a query that is not rotated.
@@ -378,14 +380,14 @@ def number_readings(
     says: Callable[[str], str],
     answer: str,
     rows: Sequence[Number],
-    change: Callable[[Problem, float, str], Form | Sequence[Form]],
+    change: Callable[[Problem, float, str], ReadingForm | Sequence[ReadingForm]],
     meant: Callable[[Problem], float] = lambda problem: 1.0,
     **more: Any,
 ) -> tuple[Reading, ...]:
     """Return readings that use another number; readings with the same number have one answer, which lists them all."""
 
     def row(name: str, words: str, number: Callable[[Problem], float | None]) -> Reading:
-        def forms(problem: Problem) -> Iterator[Form]:
+        def forms(problem: Problem) -> Iterator[ReadingForm]:
             value = number(problem)
             if value is None or _format_for_comparison(value) == _format_for_comparison(meant(problem)):
                 return
@@ -394,7 +396,7 @@ def number_readings(
                 row_words for row_words, same in others if same is not None and _format_for_comparison(same) == text
             ]
             changed = change(problem, value, words)
-            for form in (changed,) if isinstance(changed, Form) else changed:
+            for form in (changed,) if isinstance(changed, ReadingForm) else changed:
                 unsure = says(" or ".join(dict.fromkeys(filter(None, alike)))).format_map(
                     {"stage": "{stage}", **form.words}
                 )
@@ -410,7 +412,7 @@ def _format_for_comparison(number: float) -> str:
     return f"{number:.12g}"
 
 
-def scales_in_words(*scales: float) -> list[str]:
+def format_scales(*scales: float) -> list[str]:
     """Format scales with four digits, or with more if they would look the same.
 
     Example:

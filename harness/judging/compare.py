@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.reading.shapes import show
+from attncheck.reading.shapes import format_shape
 from attncheck.spec.rounding import FORMATS
 from attncheck.spec.verdicts import Verdict
 
@@ -90,7 +90,7 @@ def compare_shapes_and_nonfinite(
 ) -> Comparison | None:
     """Compare shape, dtype and the places of NaN and infinity, except if ``anything`` is right there; None if equal."""
     if first.shape != second.shape:
-        return Comparison(Verdict.SHAPE, f"shape {show(first.shape)} against {show(second.shape)}")
+        return Comparison(Verdict.SHAPE, f"shape {format_shape(first.shape)} against {format_shape(second.shape)}")
     if first.dtype != second.dtype:
         return Comparison(Verdict.DTYPE, f"dtype {first.dtype} against {second.dtype}")
     if not has_floating_dtype(first):
@@ -116,7 +116,7 @@ def _compare_values(first: Array, second: Array, allowed: NDArray[np.float64] | 
     if unjudged and not np.isfinite(allowed).any():
         return replace(_compare_without_bounds(first, second, difference, None), unjudged=unjudged)
     difference = np.where(open_, 0.0, difference)
-    ratio = quotient(difference, allowed)
+    ratio = error_ratio(difference, allowed)
     index = index_of_largest(ratio)
     comparison = Comparison(
         Verdict.NUMERIC if bool((difference > allowed).any()) else Verdict.AGREE,
@@ -145,7 +145,7 @@ def _compare_without_bounds(
     index = index_of_largest(np.where(odd, np.inf, difference))
     reason = "there is no exact answer, and so no bound"
     if allowed is not None:
-        reason = f"shape {show(first.shape)}, where the exact answer has {show(allowed.shape)}"
+        reason = f"shape {format_shape(first.shape)}, where the exact answer has {format_shape(allowed.shape)}"
     values = float(first[index]), float(second[index]), float(difference[index])
     return Comparison(Verdict.UNVERIFIED, f"values not compared: {reason}", index, *values)
 
@@ -155,7 +155,7 @@ def has_floating_dtype(array: Array) -> bool:
     return np.issubdtype(array.dtype, np.floating) or str(array.dtype) in FORMATS
 
 
-def quotient(error: NDArray[np.float64], allowed: NDArray[np.float64]) -> NDArray[np.float64]:
+def error_ratio(error: NDArray[np.float64], allowed: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return error / allowed: infinite if only ``allowed`` is 0; 0 for no error, or if ``allowed`` is inf or NaN.
 
     Example:
@@ -238,7 +238,7 @@ class Tier(StrEnum):
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredErrors:
     """The errors of one tensor against its bounds.
 
     ``ratio`` is the largest error over its bound B, ``index`` its element, and ``error`` the error there; ``largest_z``
@@ -266,14 +266,14 @@ def z_threshold(elements: int) -> float:
     return math.sqrt(2 * math.log(2 * max(elements, 1) / FALSE_ALARM))
 
 
-def noise_limit(elements: int) -> float:
+def z_warning_limit(elements: int) -> float:
     """Return the z above which one of N errors is noisier than rounding is: a warning."""
     return max(_NOISY_Z, z_threshold(elements) / 2)
 
 
 def measure_errors(
     error: Real, radius: Real, max_error: Real, sigma: Real, judged: NDArray[np.bool_], *, supports_statistics: bool
-) -> Measured:
+) -> MeasuredErrors:
     """Judge one tensor.
 
     ``error`` is the distance to the exact value, infinite if only the exact value is finite; ``radius`` is the
@@ -282,13 +282,13 @@ def measure_errors(
     """
     count = int(judged.sum())
     if not count:
-        return Measured(Tier.WITHIN, 0.0, None, 0.0, 0.0, 0)
+        return MeasuredErrors(Tier.WITHIN, 0.0, None, 0.0, 0.0, 0)
     # The exact value may be anywhere in its enclosure: the point nearest to the computed value counts.
     with np.errstate(invalid="ignore", over="ignore"):  # unjudged elements may have an infinite error and radius
         least = np.maximum(error - radius, 0.0)
         if count < judged.size:
             least = np.where(judged, least, 0.0)
-        ratio, z = quotient(least, max_error), quotient(least, sigma)
+        ratio, z = error_ratio(least, max_error), error_ratio(least, sigma)
         mean_z = math.sqrt(float(np.square(z).sum()) / count)
     place = int(ratio.argmax())
     index = tuple(map(int, np.unravel_index(place, ratio.shape)))
@@ -302,9 +302,9 @@ def measure_errors(
         mean = mean_z if causes >= MIN_CAUSES else 0.0
         if largest_z > z_threshold(count) or (has_mean and mean > 1):
             tier = Tier.STATISTICAL
-        elif has_mean and (largest_z > noise_limit(count) or mean > _NOISY_MEAN):
+        elif has_mean and (largest_z > z_warning_limit(count) or mean > _NOISY_MEAN):
             tier = Tier.WARNING
-    return Measured(tier, float(ratio[index]), index, largest_z, mean_z, count, float(error[index]), causes)
+    return MeasuredErrors(tier, float(ratio[index]), index, largest_z, mean_z, count, float(error[index]), causes)
 
 
 def _count_independent_causes(judged: NDArray[np.bool_], count: int) -> int:

@@ -19,7 +19,7 @@ from attncheck.attention.bounds import prepare_for_bounds
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.oracle import (
     PrecisionExhausted,
-    exact_from,
+    exact_from_returned,
     exact_results_by_key_blocks,
     exact_stages,
     nearest_returned_stages,
@@ -28,9 +28,9 @@ from attncheck.attention.oracle import (
 from attncheck.attention.problem import Computation, OutsideDomain
 from attncheck.attention.sampling import OPERATIONS_SUMMING_QUERIES, RowIndices, needs_all_rows
 from attncheck.common.store import Store
-from attncheck.judging.remembered import enclosures_from_bytes, enclosures_to_bytes, key_of
+from attncheck.judging.remembered import enclosures_from_bytes, enclosures_to_bytes, store_key
 from attncheck.reading.problem import Problem
-from attncheck.reading.shapes import score_elements
+from attncheck.reading.shapes import count_scores
 from attncheck.spec import computed_stages
 
 Array = NDArray[Any]
@@ -99,19 +99,19 @@ class ExactStages:
         stages = tuple(name for name in together if name == stage or (name in self.values and name in returned))
         earlier = {name: array for name, array in returned.items() if name not in stages}
         needed = sorted(nearest_returned_stages(self.computation, earlier, stages[0]))
-        key = (*stages, *((name, earlier[name].dtype.name, digest(earlier[name])) for name in needed))
+        key = (*stages, *((name, earlier[name].dtype.name, digest_array(earlier[name])) for name in needed))
         if not needed and self.values.keys() >= {*stages}:
             return ExactStep(stages, earlier, key, self.values)
         if key not in self._steps:
             try:
-                self._steps[key] = exact_from(self.computation, earlier, stages)
+                self._steps[key] = exact_from_returned(self.computation, earlier, stages)
             except (OutsideDomain, PrecisionExhausted):
                 self._steps[key] = None
         values = self._steps[key]
         return None if values is None else ExactStep(stages, earlier, key, values)
 
 
-def digest(array: Array) -> bytes:
+def digest_array(array: Array) -> bytes:
     """Return a hash of every bit of an array's numbers."""
     return blake2b(array.tobytes(), digest_size=16).digest()
 
@@ -128,14 +128,14 @@ def evaluate_exact_stages(
     if returned is not None and not returned:
         return ExactStages(canonical)
     operation, options, inputs = canonical.operation, canonical.options, canonical.inputs
-    scores = score_elements(operation, options, inputs)
+    scores = count_scores(operation, options, inputs)
     if needs_all_rows(canonical, query_rows) and scores > MAX_SCORES_OF_ALL_ROWS:
         reason = f"has {scores:,} scores; at most {MAX_SCORES_OF_ALL_ROWS:,} are judged where every row counts"
         raise OutsideDomain(operation, reason)
     asked = [stage for stage in computed_stages(operation, options, inputs) if stage in (returned or ())]
     blocked = asked if asked and needs_key_blocks(canonical, asked) else []
     exact, inner = store.remembered(
-        lambda: key_of("exact", operation, options, inputs, blocked or None),
+        lambda: store_key("exact", operation, options, inputs, blocked or None),
         lambda: _evaluate_enclosures(canonical, blocked),
         lambda exact_and_inner: enclosures_to_bytes(*exact_and_inner),
         enclosures_from_bytes,

@@ -17,29 +17,29 @@ from numpy.typing import NDArray
 
 from attncheck.attention.sampling import (
     RowIndices,
+    count_queries,
     has_rows,
     index_in_whole_stage,
-    queries_of,
     scatter_rows,
     select_stage_rows,
 )
 from attncheck.common.store import NO_STORE, Store
-from attncheck.common.wording import READ_AS, format_distinct, format_element, index_text
+from attncheck.common.wording import READ_AS_PREFIX, format_distinct, format_element, format_index
 from attncheck.execution.operations import OVERWRITTEN, SECOND_CALL, UNWRITTEN
 from attncheck.execution.worker import Computed, Failure, Outcome
-from attncheck.judging.compare import Comparison, Index, Measured, compare_arrays, compare_shapes_and_nonfinite
+from attncheck.judging.compare import Comparison, Index, MeasuredErrors, compare_arrays, compare_shapes_and_nonfinite
 from attncheck.judging.exact_stages import Stages
-from attncheck.judging.judge_implementation import JudgedStages, KnownEmptyRows, judge_implementation, with_faults
+from attncheck.judging.judge_implementation import JudgedStages, KnownEmptyRows, judge_implementation, mark_faults
 from attncheck.judging.judge_numbers import judge_numbers
-from attncheck.judging.judge_stages import StageJudgement, in_order
+from attncheck.judging.judge_stages import StageJudgement, sort_stages
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.judging.undefined import JudgedProblem, has_nonfinite_inputs
 from attncheck.judging.xfail import ExpectedFailureRecord, blank_row, failure_row
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
-from attncheck.reading.inputs import Inputs
-from attncheck.reading.shapes import show
-from attncheck.results.format import Row, disagrees
+from attncheck.reading.inputs import RoundedInputs
+from attncheck.reading.shapes import format_shape
+from attncheck.results.format import Row, has_failure
 from attncheck.spec import wide_dtype
 from attncheck.spec.verdicts import HARMLESS, Verdict
 
@@ -61,13 +61,13 @@ class CaseJudgement:
     @property
     def disagrees(self) -> bool:
         """True if any of the rows disagrees."""
-        return disagrees(self.rows)
+        return has_failure(self.rows)
 
 
-def judge(
+def judge_case(
     case: Case,
     dtype: str,
-    inputs: Inputs,
+    inputs: RoundedInputs,
     outcomes: Mapping[str, Outcome],
     classes: Mapping[str, str],
     own_empty_rows: Mapping[str, KnownEmptyRows] | None = None,
@@ -105,7 +105,7 @@ def judge(
             )
             call = template, case, own_truth, outcome, classes[name], known
             own_rows = judge_outcome_to_rows(*call)
-            if diagnosis is not None and name in expected_failures and disagrees(own_rows):
+            if diagnosis is not None and name in expected_failures and has_failure(own_rows):
                 own_rows = _with_expected_diagnosis(own_rows, diagnosis.rows(*call), expected_failures[name])
             rows += own_rows
             if own_truth is not truth:
@@ -147,7 +147,7 @@ def judge_outcome_to_rows(
 ) -> list[Row]:
     """Judge the stages that one implementation returned; each becomes a row that is filled in from ``blank``."""
     judged = judge_implementation(truth, outcome.stages, case.stage_shapes, rounding_model, known)
-    return stage_rows(blank, with_faults(judged, outcome.faults), outcome, case, truth.read_as)
+    return stage_rows(blank, mark_faults(judged, outcome.faults), outcome, case, truth.read_as)
 
 
 def stage_rows(blank: Row, judged: JudgedStages, outcome: Computed, case: Case, read_as: str) -> list[Row]:
@@ -161,7 +161,7 @@ def stage_rows(blank: Row, judged: JudgedStages, outcome: Computed, case: Case, 
             **_column_values(judgement, _JUDGEMENT_COLUMNS),
             **_column_values(judgement.accumulated, _ACCUMULATED_COLUMNS),
             **_column_values(judgement.introduced, _INTRODUCED_COLUMNS),
-            shape=show(array.shape),
+            shape=format_shape(array.shape),
             index=_index_text(judgement.index),
             begins_at=judged.begins_at or None,
             message=explain_element(judgement, array, case),
@@ -170,7 +170,9 @@ def stage_rows(blank: Row, judged: JudgedStages, outcome: Computed, case: Case, 
             row = replace(row, xfail=True, reason=judged.reason, thread=judged.source)
         diagnosis = next((name for begin, name in _MEMORY_DIAGNOSES.items() if row.message.startswith(begin)), "")
         row = replace(row, diagnosis=diagnosis) if diagnosis else row
-        rows.append(replace(row, message=f"{READ_AS}{read_as}") if read_as and row.verdict is Verdict.AGREE else row)
+        rows.append(
+            replace(row, message=f"{READ_AS_PREFIX}{read_as}") if read_as and row.verdict is Verdict.AGREE else row
+        )
     return rows
 
 
@@ -209,7 +211,7 @@ def max_errors_of_whole_stages(truth: Truth, rounding_model: str) -> Bounds:
     return _scatter_judged_rows(_max_errors_of_judged_rows(truth, rounding_model), truth.judged, elsewhere)
 
 
-def exact_values(truth: Truth) -> Stages:
+def exact_values_of_whole_stages(truth: Truth) -> Stages:
     """Return the exact value of every whole stage in float64; NaN if there is none, or the row was not judged."""
     known = {stage: np.where(np.isfinite(exact.radius), exact.high, np.nan) for stage, exact in truth.exact.items()}
     return _scatter_judged_rows(known, truth.judged, np.nan)
@@ -222,7 +224,7 @@ def stages_to_store(stages: Stages) -> Stages:
 
 def _scatter_judged_rows(stages: Stages, judged: JudgedProblem, elsewhere: float) -> Stages:
     """Return whole stages that are not too large to be kept; rows that were not judged are ``elsewhere``."""
-    rows, queries = judged.query_rows, queries_of(judged.problem.inputs)
+    rows, queries = judged.query_rows, count_queries(judged.problem.inputs)
     return {
         stage: scatter_rows(stage, array, rows, queries, elsewhere)
         for stage, array in stages.items()
@@ -249,7 +251,7 @@ def judge_pairs(
     """
     comparisons = {}
     for first, second in combinations(computed, 2):
-        for stage in in_order(computed[first]):
+        for stage in sort_stages(computed[first]):
             if stage in computed[second]:
                 arrays = widen_to_common_dtype(stage, computed[first][stage], computed[second][stage])
                 first_bound, second_bound = bounds[first].get(stage), bounds[second].get(stage)
@@ -295,7 +297,7 @@ def pair_row(blank: Row, first: str, second: str, stage: str, comparison: Compar
 
 
 def _index_text(index: Index | None) -> str | None:
-    return None if index is None else index_text(index)
+    return None if index is None else format_index(index)
 
 
 OTHER_CALL_DIAGNOSIS = "numbers-of-another-call"
@@ -319,7 +321,7 @@ _INTRODUCED_COLUMNS = {"introduced_tier": "tier", "introduced_ratio": "ratio", "
 """Columns of ``Row`` -> attributes of a judgement, and of its measured errors against the exact answer and step."""
 
 
-def _column_values(measured: StageJudgement | Measured | None, names: Mapping[str, str]) -> dict[str, Any]:
+def _column_values(measured: StageJudgement | MeasuredErrors | None, names: Mapping[str, str]) -> dict[str, Any]:
     return {} if measured is None else {column: getattr(measured, name) for column, name in names.items()}
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, Self, TypeVar
 from numpy.typing import NDArray
 
 from attncheck.execution.operations import OVERWRITTEN, is_shape_fault, is_state_fault
-from attncheck.judging.alternatives import Alternative
+from attncheck.judging.alternatives import AppliedReading
 from attncheck.judging.empty_row_conventions import other_empty_rows
 from attncheck.judging.exact_stages import Stages
 from attncheck.judging.judge_stages import StageJudgement, first_faulty_stage, judge_stages
@@ -48,7 +48,7 @@ class JudgedStages:
 
     judgements: tuple[StageJudgement, ...]
     begins_at: str
-    diagnosis: Alternative | None = None
+    diagnosis: AppliedReading | None = None
     excused: frozenset[str] = frozenset()
     reason: str = ""
     source: str | None = None
@@ -75,7 +75,7 @@ def judge_implementation(
     """
     truth = truth.for_returned(stages)
     judgements = judgements or judge_stages(truth, stages, shapes, rounding_model)
-    if not failed_stages(judgements):
+    if not stages_with_wrong_numbers(judgements):
         return JudgedStages(tuple(judgements), first_faulty_stage(judgements))
     case = StartingPoint(truth, judgements)
     starting_points = [case]
@@ -92,15 +92,17 @@ def judge_implementation(
         [judgement for judgement in start.judgements if judgement.stage not in start.explained]
     )
     judged = JudgedStages(tuple(start.judgements), begins_at)
-    if isinstance(start, OwnStartingPoint) and start.explained:
-        judged = with_excuses(start.judgements, begins_at or start.convention.stage, start.convention, start, known)
+    if isinstance(start, ConventionStartingPoint) and start.explained:
+        judged = excuse_convention(
+            start.judgements, begins_at or start.convention.stage, start.convention, start, known
+        )
     return replace(judged, starting_points=tuple(starting_points))
 
 
 AnyStages = TypeVar("AnyStages", bound=JudgedStages)
 
 
-def with_faults(judged: AnyStages, faults: Mapping[str, str]) -> AnyStages:
+def mark_faults(judged: AnyStages, faults: Mapping[str, str]) -> AnyStages:
     """Mark stages with a fault as wrong, even if their numbers are right: padding that is not 0, or state of calls."""
     if not faults:
         return judged
@@ -149,10 +151,10 @@ class StartingPoint:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class OwnStartingPoint(StartingPoint):
+class ConventionStartingPoint(StartingPoint):
     """Judgement under another convention that the implementation may follow, and why it may follow it."""
 
-    convention: Alternative
+    convention: AppliedReading
     basis: _Basis
 
     @property
@@ -168,7 +170,7 @@ def _starting_points_by_convention(
     shapes: Mapping[str, Shape],
     rounding_model: str,
     known: KnownEmptyRows,
-) -> Iterator[OwnStartingPoint]:
+) -> Iterator[ConventionStartingPoint]:
     """Yield the judgements by every convention that the implementation may follow, the likeliest first.
 
     Stages that are right by the convention are explained. The others that fail are judged by it too.
@@ -181,10 +183,12 @@ def _starting_points_by_convention(
         if convention := possible.get(value):
             other_truth = truth_of_reading(truth, convention.problem)
             under = {judged.stage: judged for judged in judge_stages(other_truth, stages, shapes, rounding_model)}
-            explained = frozenset(stage for stage in failed_stages(judgements) if under[stage].verdict is Verdict.AGREE)
-            start = OwnStartingPoint(other_truth, judgements, explained, convention=convention, basis=basis)
+            explained = frozenset(
+                stage for stage in stages_with_wrong_numbers(judgements) if under[stage].verdict is Verdict.AGREE
+            )
+            start = ConventionStartingPoint(other_truth, judgements, explained, convention=convention, basis=basis)
             both = [
-                with_convention(judged, convention, start.description)
+                name_convention(judged, convention, start.description)
                 if judged.stage in explained
                 else under[judged.stage]
                 if judged.verdict in WRONG_NUMBERS
@@ -205,27 +209,27 @@ def _possible_conventions(problem: Problem, known: KnownEmptyRows) -> dict[str, 
     return bases
 
 
-def with_excuses(
+def excuse_convention(
     judgements: Sequence[StageJudgement],
     begins_at: str,
-    convention: Alternative,
+    convention: AppliedReading,
     start: StartingPoint,
     known: KnownEmptyRows | None,
 ) -> JudgedStages:
     """Return stages with excuses; recorded conventions are excused later, by the list of expected failures."""
     judged = JudgedStages(tuple(judgements), begins_at, convention)
-    if not isinstance(start, OwnStartingPoint) or start.basis == "recorded":
+    if not isinstance(start, ConventionStartingPoint) or start.basis == "recorded":
         return judged
     declared = known if known is not None and start.basis == "declared" else KnownEmptyRows()
     return replace(judged, excused=start.explained, reason=declared.reason or start.description, source=declared.source)
 
 
-def failed_stages(judgements: Sequence[StageJudgement]) -> list[str]:
+def stages_with_wrong_numbers(judgements: Sequence[StageJudgement]) -> list[str]:
     """Return the stages whose numbers are wrong."""
     return [judgement.stage for judgement in judgements if judgement.verdict in WRONG_NUMBERS]
 
 
-def with_convention(judgement: StageJudgement, convention: Alternative, description: str) -> StageJudgement:
+def name_convention(judgement: StageJudgement, convention: AppliedReading, description: str) -> StageJudgement:
     """Name the reading in the message of a stage that fails; its verdict is semantic if the reading is a convention."""
     if convention.verdict is Verdict.SEMANTIC:
         return replace(judgement, verdict=Verdict.SEMANTIC, message=description, empty_rows=convention.empty_rows)

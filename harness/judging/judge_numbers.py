@@ -18,19 +18,19 @@ from numpy.typing import NDArray
 from attncheck.attention.bounds import propagate_radii
 from attncheck.attention.errors import Ball, Real
 from attncheck.attention.flags import Flags
-from attncheck.common.wording import format_element, index_text
+from attncheck.common.wording import format_element, format_index
 from attncheck.judging.compare import (
     absolute_difference,
     differing_nonfinite,
+    error_ratio,
     has_floating_dtype,
     index_of_largest,
-    quotient,
 )
 from attncheck.judging.exact_stages import Array, Stages
 from attncheck.judging.truth import Truth, truth_of_case
-from attncheck.reading.case import Case, Expected
-from attncheck.reading.inputs import Inputs, convert_inputs, inputs_in, make_exact_inputs
-from attncheck.reading.lowering import rows_of_tables
+from attncheck.reading.case import Case, ExpectedStage
+from attncheck.reading.inputs import RoundedInputs, convert_inputs, make_exact_inputs, make_inputs
+from attncheck.reading.lowering import rotary_table_rows
 from attncheck.reading.printed import PrintedArray
 from attncheck.reading.problem import Problem
 from attncheck.results.format import ComparisonKind, Row
@@ -51,7 +51,7 @@ def flag_misses(target: ComparisonTarget, numbers: PrintedArray) -> Flags:
     return missed | (differing_nonfinite(target.exact, numbers.value) & np.isfinite(slack))
 
 
-def misprint_hints(reference: NumberReference, expected: Expected, numbers: PrintedArray) -> NDArray[Any]:
+def misprint_hints(reference: NumberReference, expected: ExpectedStage, numbers: PrintedArray) -> NDArray[Any]:
     """Return for every misprint a possible explanation, and how a case declares it; empty if there is none."""
     hints = np.full(numbers.shape, "", dtype=object)
     if reference.case.computed_in is None:
@@ -95,12 +95,12 @@ class NumberReference:
     """A case in a dtype as the reference for numbers; results for each precision are cached."""
 
     case: Case
-    inputs: Inputs
+    inputs: RoundedInputs
     truth: Truth
-    _balls: dict[str | None, tuple[Mapping[str, Ball], Inputs]] = field(default_factory=dict)
-    _documents: dict[str, tuple[Truth, Inputs]] = field(default_factory=dict)
+    _balls: dict[str | None, tuple[Mapping[str, Ball], RoundedInputs]] = field(default_factory=dict)
+    _documents: dict[str, tuple[Truth, RoundedInputs]] = field(default_factory=dict)
 
-    def find_target(self, expected: Expected, computed_in: str | None) -> ComparisonTarget:
+    def find_target(self, expected: ExpectedStage, computed_in: str | None) -> ComparisonTarget:
         """Return the numbers with which an expectation is compared; without ``computed_in``, the exact ones."""
         nothing = np.full(expected.shape, np.nan)
         if expected.of not in self.truth.exact:
@@ -111,7 +111,7 @@ class NumberReference:
         propagated = self._propagated_radius(expected, computed_in)
         return ComparisonTarget(expected_quantity(expected, values, self.inputs), propagated, document)
 
-    def why_open(self, expected: Expected, target: ComparisonTarget, index: tuple[int, ...]) -> str:
+    def why_open(self, expected: ExpectedStage, target: ComparisonTarget, index: tuple[int, ...]) -> str:
         """Return why a number cannot be compared."""
         truth = self.truth
         if expected.of in truth.exact and np.isfinite(target.exact[index]):
@@ -124,7 +124,7 @@ class NumberReference:
         at = index if expected.name == expected.of else index_of_largest(~np.isfinite(truth.exact[expected.of].radius))
         return f"there is no exact answer: {truth.why_open(expected.of, at)}"
 
-    def _propagated_radius(self, expected: Expected, computed_in: str | None) -> Real:
+    def _propagated_radius(self, expected: ExpectedStage, computed_in: str | None) -> Real:
         if computed_in not in self._balls:
             case, inputs = self.case, self.inputs
             if computed_in is not None:
@@ -133,7 +133,7 @@ class NumberReference:
             counts = {name: array for name, array in inputs.arrays.items() if case.input_specs[name].whole}
             radii = {**inputs.radius, **counts}
             problem = Problem(case.operation, case.options, radii).without_layout()
-            radius = {**problem.canonical().inputs, **rows_of_tables(radii, of_past=(0, 0))}
+            radius = {**problem.canonical().inputs, **rotary_table_rows(radii, of_past=(0, 0))}
             self._balls[computed_in] = propagate_radii(self.truth.judged.canonical, radius), inputs
         balls, inputs = self._balls[computed_in]
         ball = balls[expected.of]
@@ -146,25 +146,25 @@ class NumberReference:
         open_ = np.isfinite(value) & ~np.isfinite(radius_of_stage)
         return np.where(open_, np.nan, np.where(np.isfinite(radius_of_stage), radius_of_stage, 0.0))
 
-    def _document_error(self, expected: Expected, computed_in: str) -> Real:
+    def _document_error(self, expected: ExpectedStage, computed_in: str) -> Real:
         """Return the largest error of a document that was computed in a precision."""
         if computed_in not in self._documents:
             truth, inputs = self.truth, self.inputs
             if computed_in != truth.bounds.dtype:
-                inputs = inputs_in(self.case, computed_in)
+                inputs = make_inputs(self.case, computed_in)
                 truth = truth_of_case(self.case, inputs, store=truth.store)
             self._documents[computed_in] = truth, inputs
         truth, inputs = self._documents[computed_in]
         value = np.full(expected.shape, np.nan)
         if expected.of in truth.exact:
             value = expected_quantity(
-                expected, truth.exact[expected.of].high, Inputs(_as_float64(inputs), {}, "float64")
+                expected, truth.exact[expected.of].high, RoundedInputs(_as_float64(inputs), {}, "float64")
             )
         rounded = round_to(value, computed_in)
         return max_error_of_quantity(expected, truth, CLASS_OF_DOCUMENT[computed_in], inputs, rounded)
 
 
-def expected_quantity(expected: Expected, stage: Array, inputs: Inputs) -> Array:
+def expected_quantity(expected: ExpectedStage, stage: Array, inputs: RoundedInputs) -> Array:
     """Return the expected quantity: the stage itself, or a quantity derived from it."""
     if expected.name == expected.of:
         return stage
@@ -172,7 +172,9 @@ def expected_quantity(expected: Expected, stage: Array, inputs: Inputs) -> Array
         return QUANTITIES[expected.name].compute(stage, inputs.arrays)
 
 
-def max_error_of_quantity(expected: Expected, truth: Truth, rounding_model: str, inputs: Inputs, value: Array) -> Real:
+def max_error_of_quantity(
+    expected: ExpectedStage, truth: Truth, rounding_model: str, inputs: RoundedInputs, value: Array
+) -> Real:
     """Return the largest error of a class, NaN if it is unknown.
 
     A derived quantity inherits the error of its stage, and rounds once more: to ``value``, in the dtype of that.
@@ -189,7 +191,7 @@ def max_error_of_quantity(expected: Expected, truth: Truth, rounding_model: str,
         return moved + np.where(np.isfinite(value), np.spacing(np.abs(value)).astype(np.float64), 0.0)
 
 
-def _as_float64(inputs: Inputs) -> dict[str, Array]:
+def _as_float64(inputs: RoundedInputs) -> dict[str, Array]:
     return {name: array.astype(np.float64) for name, array in inputs.arrays.items()}
 
 
@@ -201,7 +203,7 @@ class _ComparedValue:
     """One expectation, its target, and one implementation's value with the largest error of its class."""
 
     reference: NumberReference
-    expected: Expected
+    expected: ExpectedStage
     target: ComparisonTarget
     value: Array
     bound: Real
@@ -218,7 +220,7 @@ class _ComparedValue:
 
 def judge_numbers(
     case: Case,
-    inputs: Inputs,
+    inputs: RoundedInputs,
     truth: Truth,
     computed: Mapping[str, Stages],
     classes: Mapping[str, str],
@@ -253,10 +255,10 @@ def _rows_against_exact(template: Row, compared: _ComparedValue) -> list[Row]:
     """Compare a quantity that a document computes and does not print with the exact answer."""
     value, exact, bound = compared.value, compared.target.exact, compared.bound
     difference, odd = absolute_difference(value, exact), differing_nonfinite(value, exact)
-    ratio, open_ = quotient(difference, bound), compared.open
+    ratio, open_ = error_ratio(difference, bound), compared.open
     rows = []
     for index in _indices_in_document_order(value, compared.expected):
-        row = replace(template, index=index_text(index), value=float(value[index]))
+        row = replace(template, index=format_index(index), value=float(value[index]))
         if open_[index]:
             rows.append(replace(row, verdict=Verdict.UNVERIFIED, message=f"not compared: {compared.why_open(index)}"))
             continue
@@ -314,7 +316,7 @@ class _NumberComparison:
         numbers, target, expected = self.numbers, self.compared.target, self.compared.expected
         row = replace(
             template,
-            index=index_text(index),
+            index=format_index(index),
             value=float(self.compared.value[index]),
             reference=float(numbers.value[index]),
             reference_text=str(numbers.text[index]),
@@ -350,7 +352,7 @@ class _NumberComparison:
         return replace(row, verdict=Verdict.MISPRINT, message=message, hint=hint or None)
 
 
-def _uncompared_row(row: Row, expected: Expected, why: str, *, is_odd: bool) -> Row:
+def _uncompared_row(row: Row, expected: ExpectedStage, why: str, *, is_odd: bool) -> Row:
     """Return the row of a number without a bound: it agrees if it is the same, and is unverified otherwise.
 
     A number that is known to be NaN or infinity is meant as such: another one fails without a bound.
@@ -364,12 +366,12 @@ def _uncompared_row(row: Row, expected: Expected, why: str, *, is_odd: bool) -> 
     return replace(row, verdict=verdict, message=f"{message}; not compared: {why}")
 
 
-def _describe_element(row: Row, expected: Expected) -> str:
+def _describe_element(row: Row, expected: ExpectedStage) -> str:
     """Return the text of the number's element, with indices as the document counts them."""
     return format_element(row.index or "", row.called or row.stage, expected.layout)
 
 
-def _describe_difference(row: Row, expected: Expected) -> str:
+def _describe_difference(row: Row, expected: ExpectedStage) -> str:
     word = {"printed": "is printed as", "known": "is known to be", "exact": "is exactly"}[row.comparison]
     reference = f"{row.reference:.17g}" if row.reference_text is None else row.reference_text
     return (
@@ -394,7 +396,7 @@ def _mark_erratum(rows: list[Row], erratum: str) -> list[Row]:
     return [replace(row, xfail=True, message=erratum) if row.verdict == Verdict.MISPRINT else row for row in rows]
 
 
-def _indices_in_document_order(value: Array, expected: Expected) -> list[tuple[int, ...]]:
+def _indices_in_document_order(value: Array, expected: ExpectedStage) -> list[tuple[int, ...]]:
     """Return the indices in the order in which the document prints the numbers."""
     indices = list(np.ndindex(value.shape))
     if expected.transpose:

@@ -16,14 +16,14 @@ import numpy as np
 
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.flags import Flags
-from attncheck.attention.sampling import index_in_whole_stage, queries_of, select_stage_rows
+from attncheck.attention.sampling import count_queries, index_in_whole_stage, select_stage_rows
 from attncheck.common.wording import format_ratio
-from attncheck.judging.compare import Index, Measured, Tier, index_of_largest, measure_errors
+from attncheck.judging.compare import Index, MeasuredErrors, Tier, index_of_largest, measure_errors
 from attncheck.judging.exact_stages import Array, Stages
 from attncheck.judging.stage_bounds import StageReference
 from attncheck.judging.truth import Truth
 from attncheck.judging.undefined import JudgedProblem
-from attncheck.reading.shapes import show
+from attncheck.reading.shapes import format_shape
 from attncheck.spec import NORMALIZATIONS, ROTATIONS, STAGE_SPECS, Shape, query_axis, stage_position, wide_dtype
 from attncheck.spec.verdicts import Verdict
 
@@ -43,8 +43,8 @@ class StageJudgement:
 
     stage: str
     verdict: Verdict
-    accumulated: Measured | None = None
-    introduced: Measured | None = None
+    accumulated: MeasuredErrors | None = None
+    introduced: MeasuredErrors | None = None
     index: Index | None = None
     value: float | None = None
     exact: float | None = None
@@ -71,7 +71,7 @@ class StageJudgement:
         return self.introduced is None or self.introduced.tier.fails or self.verdict is not Verdict.NUMERIC
 
 
-def in_order(stages: Iterable[str], options: Mapping[str, Any] | None = None) -> list[str]:
+def sort_stages(stages: Iterable[str], options: Mapping[str, Any] | None = None) -> list[str]:
     """Return the stages' names in the order in which attention computes them; unknown names come last.
 
     Example:
@@ -91,10 +91,10 @@ def judge_stages(
     truth: Truth, stages: Mapping[str, Array], shapes: Mapping[str, Shape], rounding_model: str
 ) -> list[StageJudgement]:
     """Judge every stage that an implementation returned, in the order of computation."""
-    sound = sound_stages(truth, stages, shapes)
+    sound = well_formed_stages(truth, stages, shapes)
     judgements = [
         judge_stage(truth, stage, stages[stage], sound, shapes, rounding_model)
-        for stage in in_order(stages, truth.judged.canonical.options)
+        for stage in sort_stages(stages, truth.judged.canonical.options)
     ]
     return explain_first_fault(judgements)
 
@@ -110,7 +110,7 @@ def explain_first_fault(judgements: list[StageJudgement]) -> list[StageJudgement
     ]
 
 
-def sound_stages(truth: Truth, stages: Mapping[str, Array], shapes: Mapping[str, Shape]) -> dict[str, Array]:
+def well_formed_stages(truth: Truth, stages: Mapping[str, Array], shapes: Mapping[str, Shape]) -> dict[str, Array]:
     """Return the judged rows of the stages that have the right shape and dtype."""
     return {
         stage: select_stage_rows(stage, array, truth.judged.query_rows)
@@ -142,7 +142,7 @@ def judge_stage(
     """
     wanted = shapes.get(stage)
     if wanted is not None and array.shape != wanted:
-        message = f"expected shape {show(wanted)}, got {show(array.shape)}"
+        message = f"expected shape {format_shape(wanted)}, got {format_shape(array.shape)}"
         return StageJudgement(stage, Verdict.SHAPE, message=message)
     expected_dtype = truth.bounds.dtype_of(stage)
     if wanted is not None and str(array.dtype) != expected_dtype:
@@ -178,7 +178,7 @@ def failing_elements(reference: StageReference, array: Array) -> Flags:
     return reference.flag_beyond_bound(array) | reference.flag_wrong_nonfinite(array)
 
 
-def agrees(reference: StageReference, array: Array) -> bool:
+def stage_agrees(reference: StageReference, array: Array) -> bool:
     """Return whether the judged rows of a stage are right."""
     if reference.exact.shape != array.shape:  # a reading may give a stage another shape, which no returned stage has
         return False
@@ -191,7 +191,7 @@ def _with_whole_indices(judgement: StageJudgement, judged: JudgedProblem) -> Sta
     if rows is None or query_axis(stage) is None:
         return judgement
 
-    def moved(measured: Measured | None) -> Measured | None:
+    def moved(measured: MeasuredErrors | None) -> MeasuredErrors | None:
         return None if measured is None else replace(measured, index=index_in_whole_stage(stage, measured.index, rows))
 
     return replace(
@@ -200,7 +200,7 @@ def _with_whole_indices(judgement: StageJudgement, judged: JudgedProblem) -> Sta
         introduced=moved(judgement.introduced),
         index=index_in_whole_stage(stage, judgement.index, rows),
         judged_rows=len(rows),
-        query_rows=queries_of(judged.problem.inputs),
+        query_rows=count_queries(judged.problem.inputs),
     )
 
 
@@ -214,7 +214,7 @@ def _judge_nonfinite(stage: str, exact: Enclosure, array: Array, odd: Flags) -> 
     )
 
 
-def _measure_stage(reference: StageReference, array: Array) -> Measured:
+def _measure_stage(reference: StageReference, array: Array) -> MeasuredErrors:
     exact, bound, has_statistics = reference.exact, reference.bound, reference.supports_statistics
     errors = exact.error_of(array), exact.radius, bound.max_error, bound.sigma
     return measure_errors(*errors, reference.measured, supports_statistics=has_statistics)
@@ -255,7 +255,7 @@ ERROR_ACCUMULATES = "no step is wrong by itself: what is rounded in each adds up
 """Message of the first stage that fails, if no stage that was returned before it fails."""
 
 
-def explain_errors(accumulated: Measured, introduced: Measured | None) -> str:
+def explain_errors(accumulated: MeasuredErrors, introduced: MeasuredErrors | None) -> str:
     """Describe how large the errors of a stage are, and if the stage itself introduces them."""
     if introduced is None or not accumulated.tier.fails:
         return _format_error(
@@ -277,7 +277,7 @@ def explain_without_bound(stage: str, array: Array, exact: Enclosure, elements: 
     return f"off by up to {largest:.3g} where {what} needs no rounding, so that no error is possible ({count} elements)"
 
 
-def _format_error(against: str, measured: Measured) -> str:
+def _format_error(against: str, measured: MeasuredErrors) -> str:
     if measured.tier is Tier.PROVEN:
         return f"{format_ratio(measured.ratio)} times the largest error that is possible {against}"
     return (

@@ -23,7 +23,7 @@ from attncheck.common.store import Key, UnreadableEntry, digest_of, digest_of_co
 from attncheck.execution.environment import cpu_features
 from attncheck.execution.worker import Outcome
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs
+from attncheck.reading.inputs import RoundedInputs
 from attncheck.results.format import Row
 from attncheck.spec.verdicts import Verdict
 
@@ -51,13 +51,17 @@ def judging_version() -> str:
     return digest_of(digest_of_code(JUDGING_CODE, _LIBRARIES), cpu_features())
 
 
-def key_of(kind: str, *parts: Any) -> Key:
+def store_key(kind: str, *parts: Any) -> Key:
     """Return the key of an entry that depends on the parts, and on the code that judges."""
     return Key(kind, digest_of(judging_version(), *parts))
 
 
 def store_key_of_rows(
-    case: Case, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome], judged_by: Sequence[Mapping[str, Any]]
+    case: Case,
+    dtype: str,
+    inputs: RoundedInputs,
+    outcomes: Mapping[str, Outcome],
+    judged_by: Sequence[Mapping[str, Any]],
 ) -> Key:
     """Return the key of the rows of one case in one dtype.
 
@@ -65,7 +69,7 @@ def store_key_of_rows(
     evaluation is no part of the key.
     """
     untimed = {name: replace(outcome, seconds=None) for name, outcome in outcomes.items()}
-    return key_of("rows", case.digest, dtype, inputs, list(outcomes), untimed, judged_by)
+    return store_key("rows", case.digest, dtype, inputs, list(outcomes), untimed, judged_by)
 
 
 def rows_to_bytes(rows: Sequence[Row]) -> bytes:

@@ -47,9 +47,9 @@ from attncheck.attention.problem import OutsideDomain
 from attncheck.common.store import NO_STORE, Store
 from attncheck.judging.exact_stages import Array, ExactStages, Stages, evaluate_exact_stages
 from attncheck.judging.stage_bounds import StageBounds, StageReference
-from attncheck.judging.undefined import JudgedProblem, Undefined, find_undefined, judged_problem
+from attncheck.judging.undefined import JudgedProblem, Undefined, find_undefined, make_judged_problem
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs, problem_of
+from attncheck.reading.inputs import RoundedInputs, problem_from_case
 from attncheck.reading.problem import Problem
 from attncheck.spec.rounding import FORMATS
 
@@ -146,7 +146,7 @@ def find_truth(
         >>> bool((truth.bounds.of("native")["output"].max_error < 1e-14).all())
         True
     """
-    judged, outside = judged_problem(problem, whole=whole), ""
+    judged, outside = make_judged_problem(problem, whole=whole), ""
     try:
         stages = evaluate_exact_stages(judged.canonical, judged.query_rows, returned, store)
     except (OutsideDomain, PrecisionExhausted) as error:
@@ -165,7 +165,7 @@ def truth_of_stages(judged: JudgedProblem, stages: ExactStages, *, outside: str 
 
 
 def truth_of_case(
-    case: Case, inputs: Inputs, returned: Collection[str] | None = None, store: Store = NO_STORE
+    case: Case, inputs: RoundedInputs, returned: Collection[str] | None = None, store: Store = NO_STORE
 ) -> Truth:
     """Evaluate the oracle for a case on its inputs in a dtype: in all rows if the case expects numbers.
 
@@ -174,7 +174,7 @@ def truth_of_case(
     stages = case.judged_stages if returned is None else returned
     if stages is not None:
         stages = {*stages, *(expected.of for expected in case.expected)}
-    return find_truth(problem_of(case, inputs), whole=bool(case.expected), returned=stages, store=store)
+    return find_truth(problem_from_case(case, inputs), whole=bool(case.expected), returned=stages, store=store)
 
 
 def truth_of_reading(case_truth: Truth, problem: Problem) -> Truth:

@@ -29,10 +29,10 @@ from attncheck.attention.errors import Bound
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.flags import Flags, any_along
 from attncheck.attention.problem import MAY_BE_MINUS_INFINITY, Computation
-from attncheck.attention.sampling import RowIndices, queries_of, sampled_rows
+from attncheck.attention.sampling import RowIndices, count_queries, sampled_rows
 from attncheck.attention.walk import Walk, reach_walk, reach_walk_from, value_walk
 from attncheck.reading.problem import Problem
-from attncheck.reading.shapes import optional_gradients, score_elements
+from attncheck.reading.shapes import count_scores, input_of_optional_gradients
 from attncheck.spec import (
     DEFAULT_EMPTY_ROWS,
     LOGITS,
@@ -56,7 +56,7 @@ Inputs = Mapping[str, Array]
 Options = Mapping[str, Any]
 
 _QUERY_STAGES = frozenset(name for name in (*PROJECTIONS, *NORMALIZATIONS, *ROTATIONS) if query_axis(name) is not None)
-MAX_AT_A_TIME = 1 << 24
+MAX_FLAGS_AT_A_TIME = 1 << 24
 """Flags of so many elements of a score matrix are made at a time, a byte each: 16 MiB. A choice: more take more memory,
 fewer more passes over the rows."""
 
@@ -233,7 +233,7 @@ def empty_rows_convention(problem: Problem) -> str:
     return str(problem.options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
 
 
-def empty_rows(problem: Problem) -> Flags:
+def flag_empty_rows(problem: Problem) -> Flags:
     """Flag the rows without a key, (B, H, Lq), of a problem that is not canonical; computed some rows at a time.
 
     Example:
@@ -242,9 +242,9 @@ def empty_rows(problem: Problem) -> Flags:
         >>> empty_rows(Problem("attention", {}, {**ones, "mask": mask})).tolist()
         [[[False, True]]]
     """
-    queries = queries_of(problem.inputs)
-    elements = score_elements(problem.operation, problem.options, problem.inputs)
-    size = max(1, MAX_AT_A_TIME * queries // max(elements, 1))
+    queries = count_queries(problem.inputs)
+    elements = count_scores(problem.operation, problem.options, problem.inputs)
+    size = max(1, MAX_FLAGS_AT_A_TIME * queries // max(elements, 1))
     rows = [np.arange(start, min(start + size, queries)) for start in range(0, max(queries, 1), size)]
     parts = (problem.canonical(part if len(rows) > 1 else None) for part in rows)
     empty = [find_undefined_rows(part, DEFAULT_EMPTY_ROWS).empty for part in parts]
@@ -283,7 +283,7 @@ _STAGES_BEFORE_SOFTMAX = frozenset({*PROJECTIONS, *NORMALIZATIONS, *ROTATIONS, *
 """Stages with separate elements for every key: masks do not change what reaches them."""
 
 _AXES_SHARING_NAN: Mapping[str, tuple[int, ...]] = {
-    **dict.fromkeys({*SUMS_OF_QUERIES, *optional_gradients("attention_gradients")}, (-2, -1)),
+    **dict.fromkeys({*SUMS_OF_QUERIES, *input_of_optional_gradients("attention_gradients")}, (-2, -1)),
     **{name: () for name, spec in STAGE_SPECS.items() if spec.axes[-1] in {"Lq", "H"}},
 }
 """Axes along which one NaN shows that all elements are affected: the last one, except for these stages. A softmax may
@@ -416,7 +416,7 @@ class JudgedProblem:
     undefined_elements: UndefinedElements | None
 
 
-def judged_problem(called: Problem, *, whole: bool) -> JudgedProblem:
+def make_judged_problem(called: Problem, *, whole: bool) -> JudgedProblem:
     """Make the forms of a problem for judging: choose the judged query rows, and fill undefined elements."""
     problem = called.without_layout()
     rows = None if whole else sampled_rows(problem)

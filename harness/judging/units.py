@@ -17,8 +17,8 @@ from attncheck.judging.remembered import rows_from_bytes, rows_to_bytes, store_k
 from attncheck.judging.xfail import KnownEmptyRows, blank_row, failure_row
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure, recorded_empty_rows
-from attncheck.reading.inputs import Inputs
-from attncheck.results.format import EXACT, INPUTS, Row, StoredArray, bound_name, disagrees
+from attncheck.reading.inputs import RoundedInputs
+from attncheck.results.format import EXACT, INPUTS, Row, StoredArray, bound_array_name, has_failure
 from attncheck.spec.verdicts import WRONG_NUMBERS
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class UnitResult:
 
 
 @dataclass(frozen=True)
-class Remembered:
+class StoredUnit:
     """The rows of a unit in the store, None if it has none; the result, if it needs nothing else."""
 
     rows: tuple[Row, ...] | None
@@ -72,9 +72,9 @@ class Judge:
         self,
         case: Case,
         dtype: str,
-        inputs: Inputs,
+        inputs: RoundedInputs,
         collected: Mapping[str, Outcome],
-        remembered: Remembered | None = None,
+        remembered: StoredUnit | None = None,
     ) -> UnitResult:
         """Return the rows, and the arrays if any row disagrees, or if all arrays are kept.
 
@@ -83,9 +83,9 @@ class Judge:
         question = self._make_unit(case, dtype, inputs, collected)
         rows, truth = question.load_rows(self.store) if remembered is None else remembered.rows, None
         if rows is None:
-            from attncheck.judging.judge import judge
+            from attncheck.judging.judge import judge_case
 
-            judged = judge(
+            judged = judge_case(
                 *(case, dtype, inputs, question.outcomes, question.classes, question.known),
                 conventions=question.conventions,
                 store=self.store,
@@ -103,7 +103,7 @@ class Judge:
         """Return the known results of an implementation for a query without a key in a case."""
         item = next(item for item in self.implementations if item.name == name)
         expected = self._concerning_failures(name, case, dtype)
-        return replace(own_empty_rows(item, expected, case.id, dtype), is_asked=not returned.not_asked)
+        return replace(known_empty_rows(item, expected, case.id, dtype), is_asked=not returned.not_asked)
 
     def _concerning_failures(self, name: str, case: Case, dtype: str) -> list[ExpectedFailure]:
         return [item for item in self.expected_failures if item.is_about(name) and item.concerns(name, case.id, dtype)]
@@ -116,19 +116,21 @@ class Judge:
         failures = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Failure)}
         rows = tuple(failure_row(blank, name, failure) for name, failure in failures.items())
         # Without any returned array there is nothing to compare an exact one with, even if all are kept.
-        if disagrees(rows):
+        if has_failure(rows):
             return None
         return UnitResult(_add_seconds(rows, outcomes), ())
 
-    def remembered(self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome]) -> Remembered | None:
+    def remembered(
+        self, case: Case, dtype: str, inputs: RoundedInputs, collected: Mapping[str, Outcome]
+    ) -> StoredUnit | None:
         """Look up the result of ``judge`` in the store; None if all arrays are kept, which requires judging."""
         if self.store.folder is None or self.keep_all_arrays:
             return None
         question = self._make_unit(case, dtype, inputs, collected)
         rows, outcomes = question.load_rows(self.store), question.outcomes
         if rows is None or self._should_keep_arrays(case, rows):
-            return Remembered(rows, None)
-        return Remembered(rows, UnitResult(_add_seconds(rows, outcomes), (), _undiagnosed_outcomes(rows, outcomes)))
+            return StoredUnit(rows, None)
+        return StoredUnit(rows, UnitResult(_add_seconds(rows, outcomes), (), _undiagnosed_outcomes(rows, outcomes)))
 
     def rounding_model(self, name: str, dtype: str) -> str:
         """Return the rounding model by which an implementation is judged in a dtype."""
@@ -139,14 +141,16 @@ class Judge:
         return next(item.reads_calls_as for item in self.implementations if item.name == name)
 
     def _should_keep_arrays(self, case: Case, rows: Sequence[Row]) -> bool:
-        return self.keep_all_arrays or case.is_document or disagrees(rows)
+        return self.keep_all_arrays or case.is_document or has_failure(rows)
 
-    def _make_unit(self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome]) -> _EvaluatedUnit:
+    def _make_unit(
+        self, case: Case, dtype: str, inputs: RoundedInputs, collected: Mapping[str, Outcome]
+    ) -> _EvaluatedUnit:
         outcomes = self._ordered_outcomes(dtype, collected)
         asked = {item.name: item for item in self.implementations if item.name in outcomes}
         classes = {name: model for name, item in asked.items() if (model := item.rounding_model(dtype))}
         concerning = {name: self._concerning_failures(name, case, dtype) for name in asked}
-        known = {name: own_empty_rows(item, concerning[name], case.id, dtype) for name, item in asked.items()}
+        known = {name: known_empty_rows(item, concerning[name], case.id, dtype) for name, item in asked.items()}
         expected = {name: entries for name, entries in concerning.items() if entries}
         conventions = {name: dict(item.reads_calls_as) for name, item in asked.items() if item.reads_calls_as}
         return _EvaluatedUnit(case, dtype, inputs, outcomes, classes, known, expected, conventions)
@@ -167,7 +171,7 @@ class _EvaluatedUnit:
 
     case: Case
     dtype: str
-    inputs: Inputs
+    inputs: RoundedInputs
     outcomes: Mapping[str, Outcome]
     classes: Mapping[str, str]
     known: Mapping[str, KnownEmptyRows]
@@ -195,7 +199,12 @@ class _EvaluatedUnit:
 
     def arrays(self, truth: Truth | None, judge: Judge) -> Iterator[StoredArray]:
         """Return the stages of the implementations, exact values and bounds, which reports draw and compare."""
-        from attncheck.judging.judge import exact_values, max_errors_of_whole_stages, returned_stages, stages_to_store
+        from attncheck.judging.judge import (
+            exact_values_of_whole_stages,
+            max_errors_of_whole_stages,
+            returned_stages,
+            stages_to_store,
+        )
 
         if truth is None:
             from attncheck.judging.truth import truth_of_case
@@ -206,9 +215,10 @@ class _EvaluatedUnit:
             truth = judge.diagnosis.truth_under_declared_conventions(truth, next(iter(self.conventions.values())))
         computed = {name: outcome for name, outcome in self.outcomes.items() if isinstance(outcome, Computed)}
         kept = {name: stages_to_store(outcome.stages) for name, outcome in computed.items()}
-        kept |= {INPUTS: self.inputs.arrays, EXACT: exact_values(truth)}
+        kept |= {INPUTS: self.inputs.arrays, EXACT: exact_values_of_whole_stages(truth)}
         kept |= {
-            bound_name(name): max_errors_of_whole_stages(truth, name) for name in sorted(set(self.classes.values()))
+            bound_array_name(name): max_errors_of_whole_stages(truth, name)
+            for name in sorted(set(self.classes.values()))
         }
         return (
             StoredArray(self.case.id, self.dtype, name, stage, array)
@@ -246,7 +256,7 @@ def _add_seconds(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> tuple[
     )
 
 
-def own_empty_rows(
+def known_empty_rows(
     implementation: Implementation, expected_failures: Sequence[ExpectedFailure], case: str, dtype: str
 ) -> KnownEmptyRows:
     """Return the known results of an implementation for a query without a key in a case."""

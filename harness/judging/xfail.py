@@ -71,7 +71,7 @@ class KnownEmptyRows:
     source: str | None = None
 
 
-def reason_for(
+def find_excuse(
     expected_failures: Iterable[ExpectedFailure],
     implementation: str,
     case: str,
@@ -181,10 +181,10 @@ class ExpectedFailureRecord:
             marked.append(row if entry is None else _mark_expected(row, entry.entry.reason, entry.entry.thread))
         if not any(row.fails_run for row in marked):
             return tuple(marked)
-        stages = expected_stages(marked)
+        stages = earliest_expected_stages(marked)
         explained = []
         for row in marked:
-            member = inherited(row, [stages[name] for name in (row.implementation, row.other) if name in stages])
+            member = mark_inherited(row, [stages[name] for name in (row.implementation, row.other) if name in stages])
             if member.fails_run and member.comparison != "pair":  # its error may be larger than an entry allows
                 key = (member.implementation, member.case, member.dtype, member.stage, member.verdict)
                 beyond = exceeded_ratio_message(self.expected_failures, *key, ratio=_largest_row_ratio(member))
@@ -247,16 +247,16 @@ class ExpectedFailureRecord:
 def _keep_earliest(rows: dict[int, Row], number: int, row: Row) -> None:
     """Keep the row of the first case and dtype: parallel workers return rows in any order."""
     kept = rows.setdefault(number, row)
-    if unit_order(row) < unit_order(kept):
+    if unit_sort_key(row) < unit_sort_key(kept):
         rows[number] = row
 
 
-def unit_order(row: Row) -> tuple[str, int]:
+def unit_sort_key(row: Row) -> tuple[str, int]:
     """Return the sort key of the unit of a row: by case, then by dtype."""
     return row.case, DTYPES.index(row.dtype)
 
 
-def expected_stages(rows: Iterable[Row]) -> dict[str | None, ExpectedStage]:
+def earliest_expected_stages(rows: Iterable[Row]) -> dict[str | None, ExpectedStage]:
     """Return, by implementation, the earliest stage at which it is expected to fail in one case and dtype."""
     earliest: dict[str | None, ExpectedStage] = {}
     for row in rows:
@@ -267,7 +267,7 @@ def expected_stages(rows: Iterable[Row]) -> dict[str | None, ExpectedStage]:
     return earliest
 
 
-def inherited(row: Row, members: Iterable[ExpectedStage]) -> Row:
+def mark_inherited(row: Row, members: Iterable[ExpectedStage]) -> Row:
     """Mark a pair or number that differs because a member is expected to fail, at this stage or an earlier one."""
     if not row.fails_run or row.comparison == "stage":
         return row

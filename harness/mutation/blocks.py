@@ -20,7 +20,7 @@ from attncheck.backends.contract import Stages
 from attncheck.mutation import forms
 from attncheck.mutation.kernel import Array, Store, bfloat16, pad_last_axis, store_exactly, sum_in_order
 from attncheck.mutation.mutant import KERNEL_DTYPES, ROUNDED, Steps, mutant
-from attncheck.reading.lowering import queries_and_keys
+from attncheck.reading.lowering import count_queries_and_keys
 from attncheck.reading.problem import Problem
 
 _faulty_blocks = partial(mutant, "blocks", at="weights")
@@ -77,7 +77,7 @@ def _attend_only_to(keeps: Callable[[Array, int], Array]) -> Steps:
 
 def _is_decoding(problem: Problem) -> bool:
     """Return whether there is one query and many keys."""
-    queries, keys = queries_and_keys(problem.inputs)
+    queries, keys = count_queries_and_keys(problem.inputs)
     return queries == 1 < keys
 
 
@@ -440,7 +440,8 @@ for _fault in forms.reading_faults(
     ("decoding", "bias-ignored", "a path for one query that knows no bias: onnxruntime#29020's kind",
         "bias_ignored_in_decoding", _is_decoding),
     ("decoding", "mask-beside-past", "extending reads all of the cache: transformers#30437's kind",
-        "mask_does_not_reach_the_past_of_several_queries", lambda problem: queries_and_keys(problem.inputs)[0] > 1),
+        "mask_does_not_reach_the_past_of_several_queries",
+        lambda problem: count_queries_and_keys(problem.inputs)[0] > 1),
     ("decoding", "mask-ignored", "a path for one query that knows no mask: onnxruntime#29020's kind",
         "mask_ignored_in_decoding", _is_decoding),
     dtypes=KERNEL_DTYPES,

@@ -18,10 +18,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from attncheck.backends import numpy_backend as backend
-from attncheck.backends.composed import seen_from_the_first_key
+from attncheck.backends.composed import window_from_first_key
 from attncheck.backends.contract import EmptyRows, Stages
 from attncheck.diagnosis.readings import CATALOGUE
-from attncheck.judging.alternatives import Alternative, Reading
+from attncheck.judging.alternatives import AppliedReading, Reading
 from attncheck.mutation.kernel import Array, Store, store_exactly
 from attncheck.mutation.mutant import Call, Step, Steps, StepsPerCall, Variant, rebind_globals
 from attncheck.reading.lowering import Options
@@ -83,7 +83,7 @@ class ReadingFault:
             if OPERATIONS[operation].is_lowered in is_lowered
         }
 
-    def read(self, *arrays: Any, **keywords: Any) -> Alternative | None:
+    def read(self, *arrays: Any, **keywords: Any) -> AppliedReading | None:
         """Return the problem of a call by the reading; None if the reading does not apply."""
         problem = self._problem(*arrays, **keywords)
         is_lowered = OPERATIONS[problem.operation].is_lowered
@@ -286,7 +286,7 @@ def change_bias(change: Callable[[Array, Array], Array]) -> Steps:
 def allowed_keys_of_call(call: Call, **changed: Any) -> Array:
     """Return flags of the keys that each query of a call may attend to, (B, H, Lq, T), under ``changed`` masks."""
     offsets = call.query_offsets
-    window = call.window if offsets is not None else seen_from_the_first_key(call.window, call.past)
+    window = call.window if offsets is not None else window_from_first_key(call.window, call.past)
     masks = {"mask": call.mask, "is_causal": call.is_causal, "window": window, "key_lengths": call.key_lengths}
     masks["query_offsets"] = offsets
     return allowed_keys(np.zeros(call.scores_shape, bool), masks | changed)

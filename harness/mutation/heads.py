@@ -206,7 +206,7 @@ Parts = list[tuple[slice, slice, int]]
 
 def _change_limits(change: Callable[[Array, Array, Array | None], Limits]) -> Steps:
     """Change the limits and lengths of sequences."""
-    return {"packed_attention._sequences": lambda *limits: backend._sequences(*change(*limits))}
+    return {"packed_attention._sequences": lambda *limits: backend._sequence_slices(*change(*limits))}
 
 
 def _skip_empty_sequences(queries: Array, keys: Array, lengths: Array | None) -> Limits:
@@ -215,7 +215,7 @@ def _skip_empty_sequences(queries: Array, keys: Array, lengths: Array | None) ->
 
 
 def _top_left_mask(queries: int, keys: int, is_causal: bool, window: Window | None) -> Any:
-    mask = backend._seen_from_the_end(keys, keys, is_causal, window)
+    mask = backend._allowed_from_the_end(keys, keys, is_causal, window)
     if mask is None:
         return None
     rows = np.ones((1, 1, queries, keys), np.bool_)
@@ -246,9 +246,9 @@ def unused_slots_are_multiplied_by_zero(
     parts = []
     is_causal, window = options.pop("is_causal", False), options.pop("window", None)
     for rows, pages, used in zip(query, block_table, key_lengths, strict=True):
-        key, value = backend._read(key_pages, pages), backend._read(value_pages, pages)
+        key, value = backend._join_pages(key_pages, pages), backend._join_pages(value_pages, pages)
         mask = np.zeros((1, 1, rows.shape[-2], key.shape[-2]), np.bool_)
-        seen = backend._seen_from_the_end(rows.shape[-2], int(used), is_causal, window)
+        seen = backend._allowed_from_the_end(rows.shape[-2], int(used), is_causal, window)
         mask[..., :used] = True if seen is None else seen
         parts.append(backend.attention(rows[np.newaxis], key, value, mask=mask, **options))
     return {name: np.concatenate([part[name] for part in parts]) for name in ("log_sum_exp", "output")}
@@ -260,7 +260,7 @@ def unused_slots_are_multiplied_by_zero(
     proof="what has no query has no row in any result",
 )
 def sequences_without_queries_left_out(cu_seqlens_q: Array, cu_seqlens_k: Array, key_lengths: Array | None) -> Parts:
-    parts = backend._sequences(cu_seqlens_q, cu_seqlens_k, key_lengths)
+    parts = backend._sequence_slices(cu_seqlens_q, cu_seqlens_k, key_lengths)
     return [part for part in parts if part[0].start < part[0].stop]
 
 
@@ -479,10 +479,10 @@ _faulty_sequences(_change_limits, "limits_of_queries_taken_for_keys",
 _faulty_sequences("packed_attention._sequences", "documents_cut_at_sixteen_keys",
     "the longest document is cut at a tile: max_seqlen too small",
     lambda *limits: [(queries, slice(keys.start, min(keys.stop, keys.start + 16)), 0)
-        for queries, keys, _ in backend._sequences(*limits)])
+        for queries, keys, _ in backend._sequence_slices(*limits)])
 _faulty_sequences("packed_attention_gradients._sequences", "gradients_of_sequences_that_see_each_other",
     "no limits in the backward pass: transformers#46634's kind",
-    lambda cu_seqlens_q, cu_seqlens_k, key_lengths: backend._sequences(
+    lambda cu_seqlens_q, cu_seqlens_k, key_lengths: backend._sequence_slices(
         cu_seqlens_q[[0, -1]], cu_seqlens_k[[0, -1]], None), at="grad_query")
 _faulty_sequences("packed_attention_gradients", "key_gradients_of_the_next_sequence",
     "gradients of keys are written from the start of the pack: AReaL#1103's kind",
@@ -490,10 +490,10 @@ _faulty_sequences("packed_attention_gradients", "key_gradients_of_the_next_seque
         "grad_key": np.roll(gradients["grad_key"], 1, axis=-2)}, at="grad_key")
 _faulty_pages("_read", "last_page_is_the_one_before",
     "a stale page: vllm#47042, the last page of a sequence is the one before it",
-    lambda pages, table: backend._read(pages, np.append(table[:-1], table[-2:][:1])))
+    lambda pages, table: backend._join_pages(pages, np.append(table[:-1], table[-2:][:1])))
 _faulty_pages("_read", "large_pages_read_by_one_tile",
     "slots beyond 128 of a page are those of its first tile: flashinfer#4347",
-    lambda pages, table: backend._read(pages[:, np.arange(pages.shape[1]) % 128], table), dtypes=KERNEL_DTYPES)
+    lambda pages, table: backend._join_pages(pages[:, np.arange(pages.shape[1]) % 128], table), dtypes=KERNEL_DTYPES)
 _faulty_pages("paged_attention._seen_from_the_end", "paged_causality_aligned_top_left",
     "the other corner behind a cache", _top_left_mask, diagnosis="aligned-top-left")
 # fmt: on

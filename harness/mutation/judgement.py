@@ -18,7 +18,7 @@ import numpy as np
 from attncheck.attention.exact_array import Enclosure
 from attncheck.backends import EAGER
 from attncheck.diagnosis.case_evidence import Evidence
-from attncheck.diagnosis.decision import OR, Decision, decide
+from attncheck.diagnosis.decision import NAME_SEPARATOR, Decision, decide
 from attncheck.judging.compare import Tier
 from attncheck.judging.exact_stages import Array
 from attncheck.judging.judge_stages import StageJudgement
@@ -100,7 +100,10 @@ class VariantRow(NamedTuple):
     @classmethod
     def of(cls, subject: str, unit: tuple[str, str, int, bool, bool], findings: Findings) -> VariantRow:
         """Return the row of a subject on a unit: case, dtype, seed, drawn and complete."""
-        wrong, ratios = first_wrong(findings), [finding.ratio for finding in findings if finding.ratio is not None]
+        wrong, ratios = (
+            first_wrong_stage(findings),
+            [finding.ratio for finding in findings if finding.ratio is not None],
+        )
         largest = max((ratio for ratio in ratios if not math.isnan(ratio)), default=math.nan)
         rejects = frozenset(rule for rule in ("caught", *RULES) if any(getattr(finding, rule) for finding in findings))
         if wrong is None:
@@ -109,7 +112,7 @@ class VariantRow(NamedTuple):
         return cls(subject, *unit, wrong.stage, str(wrong.tier), ratio, largest, rejects)
 
 
-def first_wrong(findings: Findings) -> StageResult | None:
+def first_wrong_stage(findings: Findings) -> StageResult | None:
     """Return the first flagged stage that is itself at fault, else the first flagged one; None without any."""
     flagged = [finding for finding in findings if finding.caught]
     return next((finding for finding in flagged if finding.is_origin), flagged[0] if flagged else None)
@@ -155,10 +158,10 @@ EvidenceByUnit = Mapping[tuple[str, str, int], Evidence]
 
 def diagnoses_by_subject(evidence: Mapping[str, EvidenceByUnit]) -> dict[str, tuple[str, ...]]:
     """Return the diagnosis of every subject that fails anywhere."""
-    return {name: names_of(decide(cases).values()) for name, cases in evidence.items()}
+    return {name: diagnosis_names(decide(cases).values()) for name, cases in evidence.items()}
 
 
-def names_of(decisions: Iterable[Decision]) -> tuple[str, ...]:
+def diagnosis_names(decisions: Iterable[Decision]) -> tuple[str, ...]:
     """Return the names that were diagnosed, each once."""
     return tuple(dict.fromkeys(decision.match.name for decision in decisions if decision.match is not None))
 
@@ -168,4 +171,4 @@ def naming_result(subject: Subject, names: Sequence[str]) -> str:
     if not names:
         return NOT_NAMED
     right = set(subject.diagnosis) if isinstance(subject, Mutant) else set()
-    return RIGHTLY if all(right & set(name.split(OR)) for name in names) else WRONGLY
+    return RIGHTLY if all(right & set(name.split(NAME_SEPARATOR)) for name in names) else WRONGLY

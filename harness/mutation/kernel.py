@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Stages
 from attncheck.mutation.mutant import OPERATIONS, Steps, Variant
-from attncheck.spec import ON_SCORES, STAGE_SPECS
 from attncheck.spec import OPERATIONS as SPECS
+from attncheck.spec import STAGE_SPECS, STAGES_ON_SCORES
 
 Array = NDArray[Any]
 Store = Callable[[Array], Array]
@@ -195,7 +195,7 @@ def tanh_by_pade(argument: Array) -> Array:
 
 NARROW_DTYPES = ("bfloat16", "float16")
 ALL_DTYPES = ("float64", "float32", *NARROW_DTYPES)
-UNRETURNED_STAGES = frozenset(ON_SCORES)
+UNRETURNED_STAGES = frozenset(STAGES_ON_SCORES)
 """What a fused kernel holds in tiles and never as a whole."""
 StepsForStore: TypeAlias = Callable[[Store], Steps]
 """Makes the steps that run between the ends; it is handed how a number is stored in the format of the ends."""

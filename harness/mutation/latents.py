@@ -34,8 +34,10 @@ def _change_default_scale(root_of: Callable[[Given], float]) -> Steps:
 
 @control("_of_latents", why="keys and values are made of three latent vectors at a time")
 def made_in_chunks(latent: Array, projection: Array) -> Array:
-    parts = [backend._of_latents(latent[:, start : start + 3], projection) for start in range(0, latent.shape[1], 3)]
-    return np.concatenate(parts, axis=2) if parts else backend._of_latents(latent, projection)
+    parts = [
+        backend._project_latents(latent[:, start : start + 3], projection) for start in range(0, latent.shape[1], 3)
+    ]
+    return np.concatenate(parts, axis=2) if parts else backend._project_latents(latent, projection)
 
 
 @control("latent_attention", why="the part that is rotated stands in front")
@@ -43,7 +45,7 @@ def rotated_part_in_front(
     query: Array, latent: Array, key_projection: Array, value_projection: Array, **options: Any
 ) -> Stages:
     rotated = [options.pop(name, None) for name in ("query_rotary", "key_rotary")]
-    key, value = (backend._of_latents(latent, weight) for weight in (key_projection, value_projection))
+    key, value = (backend._project_latents(latent, weight) for weight in (key_projection, value_projection))
     if rotated[0] is not None:
         shared = np.broadcast_to(rotated[1][:, np.newaxis], (*key.shape[:-1], rotated[1].shape[-1]))
         query, key = np.concatenate([rotated[0], query], axis=-1), np.concatenate([shared, key], axis=-1)
@@ -89,7 +91,7 @@ def _normalize_rows(change: Callable[..., Array]) -> Steps:
     def normalize(inputs: Array, weight: Array | None, norm: Norm, epsilon: float, is_full: bool) -> Array:
         rows = backend._merge_heads(inputs) if is_full else inputs
         wide = rows if rows.dtype.itemsize > 2 else rows.astype(np.float32)
-        root = backend._rms if norm == "rms" else backend._length
+        root = backend._root_mean_square if norm == "rms" else backend._length
         normalized = change(wide, root(backend._squares(rows), epsilon), weight).astype(inputs.dtype)
         return backend._split_heads(normalized, inputs.shape[1]) if is_full else normalized
 
@@ -168,7 +170,7 @@ def _merge_by_weights(weigh: Callable[[Array], Pair]) -> Callable[[list[Pair]], 
     def merge(parts: list[Pair]) -> Pair:
         outputs, totals = zip(*parts, strict=True)
         weights, whole = weigh(np.stack(totals, axis=-1))
-        return backend._mean_of_parts(weights, np.stack(outputs, axis=-2)), whole
+        return backend._average_parts(weights, np.stack(outputs, axis=-2)), whole
 
     return merge
 
@@ -225,7 +227,7 @@ def parts_divided_at_the_end(parts: list[Pair]) -> Pair:
 control("latent_attention", "projections_absorbed", "the projections are absorbed: no key and no value is made",
     backend.ABSORBED.latent_attention)
 control("_of_latents", "made_from_the_last_term", "the terms of a projection are added up from the last to the first",
-    lambda latent, projection: backend._of_latents(
+    lambda latent, projection: backend._project_latents(
         np.ascontiguousarray(latent[..., ::-1]), np.ascontiguousarray(projection[:, ::-1])))
 _faulty_scale(_change_default_scale, "scale_without_the_rotated_part",
     "1/sqrt of the part that is not rotated: NVIDIA/Megatron-LM#1501's kind",
@@ -319,13 +321,15 @@ _faulty_norm("_length", "epsilon_under_the_root_of_a_length", "sqrt(x.x + epsilo
     lambda squares, epsilon: np.asarray(np.sqrt(squares.sum(axis=-1, keepdims=True) + epsilon)),
     diagnosis="norm-epsilon-inside")
 _faulty_norm("_rms", "epsilon_of_another_model", "epsilon is fixed at 1e-5: amd/IRON#139",
-    lambda squares, epsilon: backend._rms(squares, 1e-05), diagnosis="norm-epsilon-of-1e-5")
+    lambda squares, epsilon: backend._root_mean_square(squares, 1e-05), diagnosis="norm-epsilon-of-1e-5")
 _faulty_norm("_rms", "epsilon_no_less_than_one_in_ten_thousand",
     "epsilon is at least 1e-4, so that float16 has it: nntrainer#4318",
-    lambda squares, epsilon: backend._rms(squares, max(epsilon, 1e-4)), diagnosis="norm-epsilon-at-least-1e-4")
+    lambda squares, epsilon: backend._root_mean_square(squares, max(epsilon, 1e-4)),
+    diagnosis="norm-epsilon-at-least-1e-4")
 _faulty_norm("_rms", "epsilon_times_the_largest_square",
     "epsilon is added behind a division by the largest element: apple/coremltools#2821",
-    lambda squares, epsilon: backend._rms(squares, epsilon * squares.max(axis=-1, keepdims=True, initial=0)))
+    lambda squares, epsilon: backend._root_mean_square(
+        squares, epsilon * squares.max(axis=-1, keepdims=True, initial=0)))
 _faulty_norm("_rms", "length_for_root_mean_square", "unit vectors where the model has RMSNorm",
     lambda squares, epsilon: backend._length(squares, epsilon), diagnosis="norm-kind")
 _faulty_norm("_weighted", "weight_plus_one", "Gemma's weights are 1 + w, others' w",

@@ -28,7 +28,7 @@ from attncheck.mutation.mutant import (
     rebind_globals,
 )
 from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
-from attncheck.reading.lowering import queries_and_keys
+from attncheck.reading.lowering import count_queries_and_keys
 from attncheck.reading.problem import Problem
 
 _faulty_masks = partial(mutant, "masks", at="masked")
@@ -47,7 +47,7 @@ def _change_uniform_rows(change: Callable[[Array, Array], Array]) -> Steps:
 
 def _begins_causally(problem: Problem) -> object:
     """Return whether the first row of any batch entry's mask is that of a text."""
-    (queries, keys), mask = queries_and_keys(problem.inputs), problem.inputs["mask"]
+    (queries, keys), mask = count_queries_and_keys(problem.inputs), problem.inputs["mask"]
     return mask.ndim > 1 and (mask[..., 0, :] == (np.arange(keys) <= keys - queries)).all(axis=-1).any()
 
 
@@ -287,7 +287,7 @@ for _fault in forms.reading_faults(
         "causal_aligned_bottom_right", forms.has_any_of("is_causal")),
     ("causal", "aligned-bottom-right", "the other corner, if Lq == 1 only: onnxruntime#29020",
         "causal_bottom_right_for_one_query", lambda problem: problem.options.get("is_causal")
-        and queries_and_keys(problem.inputs)[0] == 1),
+        and count_queries_and_keys(problem.inputs)[0] == 1),
     ("causal", "causality-ignored", "the argument has no effect: keras#23038"),
     ("causal", "causality-ignored", "a mask of one's own ends causality: transformers#48748, keras",
         "causal_dropped_when_a_mask_is_given", forms.has_any_of("mask")),

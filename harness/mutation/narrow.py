@@ -170,7 +170,7 @@ def steps_with_product(product: Product) -> Steps:
     return {**forms.use_product(product), "additive_scores": additive_scores}
 
 
-def variant_by(product: Product) -> Variant:
+def variant_with_product(product: Product) -> Variant:
     """Return attention by another product of matrices."""
     return Variant(steps_with_product(product))
 

@@ -43,10 +43,10 @@ from attncheck.mutation.judgement import (
 from attncheck.mutation.mutant import WIDE_DTYPES, Control, Mutant, Subject
 from attncheck.mutation.unit import MAX_SCORES_FOR_ALL, Unit, UnitScorer
 from attncheck.reading.case import Case
-from attncheck.reading.selection import Selection
-from attncheck.reports.frames import records
-from attncheck.reports.json_documents import opening
-from attncheck.reports.outcome import rows_of
+from attncheck.reading.selection import CaseSelection
+from attncheck.reports.frames import to_records
+from attncheck.reports.json_documents import opening_fields
+from attncheck.reports.outcome import to_json_rows
 from attncheck.reports.terminal import plain_console
 from attncheck.showing.json_schema import MutantsDocument
 from attncheck.spec import STAGES
@@ -435,7 +435,7 @@ _SPARED = (
 
 
 def run(
-    selection: Selection,
+    selection: CaseSelection,
     topics: Collection[str],
     seeds: Sequence[int],
     processes: int | None,
@@ -464,11 +464,11 @@ def print_mutation(frames: MutationFrames) -> None:
     console.print(_faults_table(frames.faults))
     for line in _wrong_lines(frames):
         console.print(line, style="red", soft_wrap=True)
-    for row in records(frames.caught_once):
+    for row in to_records(frames.caught_once):
         console.print(f"caught by one case alone: {row['subject']}, by {row['case']}", soft_wrap=True)
     if frames.exhaustive:
         console.print(_rules_table(frames.rules))
-    for row in records(frames.wrongly_named):
+    for row in to_records(frames.wrongly_named):
         line = f"wrongly named: {row['subject']} is said to be {row['named']}: {row['description']}"
         console.print(line, style="red", soft_wrap=True)
     console.print(_score_line(frames), style="bold", soft_wrap=True)
@@ -480,13 +480,13 @@ def print_mutation(frames: MutationFrames) -> None:
 
 def _wrong_lines(frames: MutationFrames) -> Iterator[str]:
     """Yield a line for each fault that survives, and for each right variant that is flagged."""
-    for row in records(frames.survivors):
+    for row in to_records(frames.survivors):
         reached = "no case reaches it" if not row["reached_by"] else f"largest error/bound {row['largest_ratio']:.3g}"
         yield (
             f"survives: {row['subject']} [{row['dtype']}] caught with {row['caught_in']} of {row['seeds']} seeds, "
             f"{reached}: {row['description']}"
         )
-    for row in records(frames.flagged):
+    for row in to_records(frames.flagged):
         yield (
             f"wrongly flagged: {row['subject']} [{row['dtype']}] at {row['stages']} of {row['first_case']}, "
             f"{row['tiers']}: {row['description']}"
@@ -505,9 +505,9 @@ def _score_line(frames: MutationFrames) -> str:
 def mutants_document(frames: MutationFrames, code: ExitCode, notes: Sequence[str] = ()) -> MutantsDocument:
     """Return the same for programs."""
     names = ("survivors", "caught_once", "flagged", "subjects", "catches", "rules")
-    tables: dict[str, Any] = {name: rows_of(getattr(frames, name)) for name in names}
+    tables: dict[str, Any] = {name: to_json_rows(getattr(frames, name)) for name in names}
     return MutantsDocument(
-        **opening("mutants", code, _score_line(frames)),
+        **opening_fields("mutants", code, _score_line(frames)),
         notes=[*notes, *([] if frames.exhaustive else [_SPARED])],
         score=frames.score,
         naming=frames.naming(),
@@ -518,7 +518,7 @@ def mutants_document(frames: MutationFrames, code: ExitCode, notes: Sequence[str
 def _faults_table(faults: pd.DataFrame) -> Table:
     headings = ("fault", "topic", "dtype", "cases", "tiers", "stages", "first case that catches it", "named")
     rows = []
-    for row in records(faults[faults["caught_in"] > 0]):
+    for row in to_records(faults[faults["caught_in"] > 0]):
         count = f"{row['caught_by']}{'+' if row['spared'] else ''}"  # others were not put to it
         before, behind = ("subject", "topic", "dtype"), ("tiers", "stages", "first_case")
         rows.append((*(row[cell] for cell in before), count, *(row[cell] for cell in behind), row["named"] or "-"))
@@ -530,7 +530,7 @@ def _rules_table(rules: pd.DataFrame) -> Table:
     headings = ("dtype", "rule", "faults", "caught", "right results", "wrongly rejected")
     rows = [
         (row["dtype"], _RULES.get(row["rule"], row["rule"]), *(str(row[name]) for name in counts))
-        for row in records(rules)
+        for row in to_records(rules)
     ]
     title = "The same results under other rules, faults on the cases that all of them are put to"
     return _table(headings, rows, numbers=headings[2:], title=title)

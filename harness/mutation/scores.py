@@ -31,7 +31,7 @@ from attncheck.mutation.mutant import (
     rebind_globals,
 )
 from attncheck.reading.problem import Problem
-from attncheck.spec import BY_SCORE, LOGITS, STAGES
+from attncheck.spec import LOGITS, OPERATIONS_BY_SCORE, STAGES
 
 _faulty_scale = partial(mutant, "scale", at="scores")
 _faulty_scores = partial(mutant, "scores", at="raw_scores")
@@ -356,7 +356,7 @@ for _fault in forms.reading_faults(
         ("attention by score", "value-read-as-key",
             "structure: the encoder's states are keys and values in the paper, and so the keys are averaged",
             f"keys_averaged_by_{name}", forms.is_operation(name))
-        for name in BY_SCORE
+        for name in OPERATIONS_BY_SCORE
     ),
     ("softcap", "softcap-of-raw-scores", "the cap bounds raw scores: vllm#7425's kind"),
     ("softcap", "softcap-ignored", "the argument is not passed on: vllm#7425"),

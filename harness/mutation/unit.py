@@ -22,17 +22,17 @@ import numpy as np
 from attncheck.diagnosis.case_evidence import Evidence
 from attncheck.diagnosis.decision import DIAGNOSABLE, evidence_of
 from attncheck.diagnosis.examine import judge_and_diagnose
-from attncheck.execution.worker import NOT_RETURNED, Computed, Failure, Outcome, evaluate_on
-from attncheck.judging.exact_stages import Stages, digest
-from attncheck.judging.judge_stages import StageJudgement, in_order, judge_stage, sound_stages
+from attncheck.execution.worker import MISSING_STAGE, Computed, Failure, Outcome, evaluate_on_backend
+from attncheck.judging.exact_stages import Stages, digest_array
+from attncheck.judging.judge_stages import StageJudgement, judge_stage, sort_stages, well_formed_stages
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.mutation.forms import ReadingFault
 from attncheck.mutation.judgement import REFERENCE_CLASSES, Findings, StageResult, judge_stage_result
 from attncheck.mutation.mutant import REFERENCE, FunctionPerCall, Mutant, Step, Subject, Variant, record_functions
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs, inputs_in, problem_of
+from attncheck.reading.inputs import RoundedInputs, make_inputs, problem_from_case
 from attncheck.reading.problem import Problem
-from attncheck.reading.shapes import score_elements
+from attncheck.reading.shapes import count_scores
 from attncheck.spec import STAGES
 
 MAX_SCORES_FOR_ALL = 1 << 10
@@ -52,7 +52,7 @@ class Unit:
     @cached_property
     def scores(self) -> int:
         """The number of elements of the score matrix."""
-        return count_scores(self.case)
+        return count_case_scores(self.case)
 
     @property
     def is_for_all(self) -> bool:
@@ -66,9 +66,9 @@ class Unit:
         return self.scores <= MAX_SCORES and (self.dtype == "float64" or is_some)
 
 
-def count_scores(case: Case) -> int:
+def count_case_scores(case: Case) -> int:
     shapes = {name: np.broadcast_to(np.zeros(()), shape) for name, shape in case.input_shapes.items()}
-    return score_elements(case.operation, case.options, shapes)
+    return count_scores(case.operation, case.options, shapes)
 
 
 Fingerprint: TypeAlias = tuple[tuple[str, str, tuple[int, ...], bytes], ...] | Failure
@@ -86,19 +86,19 @@ class UnitScorer:
     _evidence: dict[Any, Evidence | None] = field(default_factory=dict)
 
     @cached_property
-    def inputs(self) -> Inputs:
+    def inputs(self) -> RoundedInputs:
         """The inputs in the dtype."""
-        return inputs_in(self.unit.case, self.unit.dtype)
+        return make_inputs(self.unit.case, self.unit.dtype)
 
     @cached_property
     def call(self) -> Problem:
         """The call that every subject gets."""
-        return problem_of(self.unit.case, self.inputs).as_call()
+        return problem_from_case(self.unit.case, self.inputs).as_call()
 
     @cached_property
     def truth(self) -> Truth:
         """The exact answer."""
-        return find_truth(problem_of(self.unit.case, self.inputs), whole=True)
+        return find_truth(problem_from_case(self.unit.case, self.inputs), whole=True)
 
     def findings(self, subject: Subject) -> Findings | None:
         """Return the judged stages of a subject.
@@ -108,7 +108,7 @@ class UnitScorer:
         """
         outcome, fingerprint = self._evaluated(subject.backend)
         # A variant that hides the operation's result would not have it at all.
-        refused = tuple(f"{NOT_RETURNED} {stage}" for stage in subject.backend.hidden)
+        refused = tuple(f"{MISSING_STAGE} {stage}" for stage in subject.backend.hidden)
         has_none = isinstance(outcome, Failure) and outcome.message.endswith(refused)
         if has_none or self._is_without_effect(subject, fingerprint):
             return None
@@ -145,7 +145,7 @@ class UnitScorer:
         run, right = self._reference
         if run.has_the_bits_of(backend):
             return run.outcome, right
-        outcome = evaluate_on(backend, self.call)
+        outcome = evaluate_on_backend(backend, self.call)
         return outcome, _fingerprint(outcome)
 
     def _is_without_effect(self, subject: Subject, fingerprint: Fingerprint) -> bool:
@@ -163,10 +163,10 @@ class UnitScorer:
         assert not isinstance(fingerprint, Failure)
         shapes, bits = self.unit.case.stage_shapes, {stage_bits[0]: stage_bits for stage_bits in fingerprint}
         truth = self.truth.for_returned(stages)
-        sound = sound_stages(truth, stages, shapes)
+        sound = well_formed_stages(truth, stages, shapes)
         past: tuple[Any, ...] = (rounding_model, truth.bounds.has_wide_statistics)
         results: list[tuple[StageJudgement, StageResult]] = []
-        for stage in in_order(stages, truth.judged.canonical.options):
+        for stage in sort_stages(stages, truth.judged.canonical.options):
             past = (*past, bits[stage])
             if past not in self._judged:
                 has_step = not any(result.caught and result.is_origin for _, result in results)
@@ -180,7 +180,9 @@ class UnitScorer:
 def _fingerprint(outcome: Outcome) -> Fingerprint:
     if isinstance(outcome, Failure):
         return outcome
-    return tuple((name, _name_of(array.dtype), array.shape, digest(array)) for name, array in outcome.stages.items())
+    return tuple(
+        (name, _name_of(array.dtype), array.shape, digest_array(array)) for name, array in outcome.stages.items()
+    )
 
 
 @lru_cache
@@ -267,7 +269,7 @@ def _protect(returned: Any) -> Any:
 def run_reference(call: Problem) -> ReferenceRun:
     """Evaluate a call, and record the reference's calls."""
     _CALLS.clear()
-    outcome = evaluate_on(_recorder(), call)
+    outcome = evaluate_on_backend(_recorder(), call)
     return ReferenceRun(outcome, tuple(_CALLS))
 
 

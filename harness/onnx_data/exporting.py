@@ -35,10 +35,10 @@ from attncheck.onnx_data.files import (
 )
 from attncheck.planning.plan import Plan
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs
+from attncheck.reading.inputs import RoundedInputs
 from attncheck.reading.lowering import Array, query_offset
 from attncheck.reading.problem import Problem
-from attncheck.spec import inputs_of
+from attncheck.spec import input_specs
 from attncheck.spec.dtypes import numpy_dtype, round_to
 
 _TEST_PREFIX = "test_"
@@ -104,7 +104,9 @@ def test_name(case: Case, dtype: str) -> str:
     return "".join(character if character.isalnum() else "_" for character in name)
 
 
-def _make_test(name: str, case: Case, dtype: str, inputs: Inputs, store: Store, exported: ExportResult) -> BackendTest:
+def _make_test(
+    name: str, case: Case, dtype: str, inputs: RoundedInputs, store: Store, exported: ExportResult
+) -> BackendTest:
     if case.operation not in ("attention", "softmax"):
         raise InexpressibleError(f"{case.operation}, which is no operator of ONNX")
     is_softmax = case.operation == "softmax"
@@ -178,7 +180,7 @@ _SUPPORTED_OPTIONS = frozenset(
 )
 _SUPPORTED_INPUTS = frozenset(
     name
-    for name, spec in inputs_of("attention", None).items()
+    for name, spec in input_specs("attention", None).items()
     if spec.required or spec.folds_into in ("mask", "key", "value") or name in ("mask", "bias")
 )
 """Inputs that the operator has, or that become its mask."""

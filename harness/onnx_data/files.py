@@ -24,7 +24,7 @@ from attncheck.reading import array_kinds as kinds
 from attncheck.reading.array_kinds import StoredArray
 from attncheck.reading.case import Case
 from attncheck.reading.lowering import Array
-from attncheck.reading.stored_arrays import MAX_FILE, MAX_STORED
+from attncheck.reading.stored_arrays import MAX_FILE_BYTES, MAX_STORED_NUMBERS
 from attncheck.spec import DTYPES, Shape
 
 MODEL, DATA_SET = "model.onnx", "test_data_set_"
@@ -147,16 +147,19 @@ def read_tensor(path: Path) -> Array:
 
     Raises ``OnnxDataError``, and ``InexpressibleError`` for a dtype that cases lack.
     """
-    tensor = _parse_protobuf(path, onnx.TensorProto, MAX_FILE)
+    tensor = _parse_protobuf(path, onnx.TensorProto, MAX_FILE_BYTES)
     if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
         raise OnnxDataError(f"{path}: its numbers lie in another file, which is not read; store them in the tensor")
     if tensor.data_type == onnx.TensorProto.UNDEFINED:
         raise OnnxDataError(f"{path} is no TensorProto: it says no type of its numbers")
     if tensor.data_type not in _DTYPE_OF_ONNX_TYPE:
         raise InexpressibleError("numbers of a type that no case has")
-    if any(length < 0 for length in tensor.dims) or math.prod(max(1, length) for length in tensor.dims) > MAX_STORED:
+    if (
+        any(length < 0 for length in tensor.dims)
+        or math.prod(max(1, length) for length in tensor.dims) > MAX_STORED_NUMBERS
+    ):
         shape = "x".join(map(str, tensor.dims[:8]))
-        raise OnnxDataError(f"{path}: a tensor of {shape}; expected at most {MAX_STORED} numbers")
+        raise OnnxDataError(f"{path}: a tensor of {shape}; expected at most {MAX_STORED_NUMBERS} numbers")
     try:
         return np.ascontiguousarray(numpy_helper.to_array(tensor)).reshape(tuple(tensor.dims))
     except Exception as error:  # whatever bytes that do not fit make of the package

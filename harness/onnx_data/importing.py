@@ -28,9 +28,9 @@ from attncheck.onnx_data.files import (
     softmax_entry,
     test_folders,
 )
-from attncheck.reading.loader import case_of_data
-from attncheck.reading.lowering import Array, within_window
-from attncheck.reading.written_cases import case_text, stored_arrays
+from attncheck.reading.loader import case_from_data
+from attncheck.reading.lowering import Array, window_conditions
+from attncheck.reading.written_cases import format_case_file, pack_npz
 from attncheck.spec.dtypes import numpy_dtype
 
 _KNOWN_ATTRIBUTES = frozenset(
@@ -174,7 +174,7 @@ def _add_lengths(entry: OnnxCaseEntry, test: BackendTest, sizes: _AttentionSizes
     positions = offsets.reshape(-1, 1, 1, 1) + np.arange(sizes.queries)[:, np.newaxis]
     seen = [] if not entry.options.pop("is_causal", False) else [np.arange(sizes.keys) <= positions]
     if window := entry.options.pop("window", None):
-        seen += within_window(tuple(window), positions, np.arange(sizes.keys))
+        seen += window_conditions(tuple(window), positions, np.arange(sizes.keys))
     source = entry.stored("mask_of_positions", np.logical_and.reduce(np.broadcast_arrays(*seen)))
     entry.inputs["mask"] = {"all_of": [source, entry.inputs["mask"]]} if "mask" in entry.inputs else source
     entry.notes.append(
@@ -267,11 +267,11 @@ class _TestImport:
         if identity in entries:
             raise InexpressibleError("another test of the same name")
         arrays = Path("arrays") / f"{test.name}.npz"
-        content, checksum = stored_arrays(entry.beside)
+        content, checksum = pack_npz(entry.beside)
         self._write_file(self.output / arrays, content)
         data = entry.data(test.name, identity, {"file": arrays.as_posix(), "sha256": checksum})
         try:
-            case_of_data(_case_file_content(entry.operation, [data]), self.output, f"{entry.operation}/{identity}")
+            case_from_data(_case_file_content(entry.operation, [data]), self.output, f"{entry.operation}/{identity}")
         except CaseError as error:
             (self.output / arrays).unlink()
             [first, *_] = error.faults
@@ -298,7 +298,7 @@ class _TestImport:
             if entries:
                 path = self.output / f"{operation}.yaml"
                 file = _case_file_content(operation, list(entries.values()))
-                self._write_file(path, case_text(file).encode())
+                self._write_file(path, format_case_file(file).encode())
                 self.imported.files[path] = len(entries)
         return self.imported
 

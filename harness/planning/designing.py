@@ -22,14 +22,14 @@ from attncheck.execution.operations import Parameters
 from attncheck.execution.requirements import Requirements
 from attncheck.reading.for_each import DESIGN, EXCLUDE, FACTORS, ROW_LABEL_FIELD, STRENGTH, find_references
 from attncheck.reading.loader import load_case_file
-from attncheck.reading.written_cases import case_text
+from attncheck.reading.written_cases import format_case_file
 from attncheck.reading.yaml_reader import read_yaml
-from attncheck.spec import DTYPES, OPERATIONS, OPTIONS, PER_HEAD, QUERY_KEY_VALUE
+from attncheck.spec import DTYPES, OPERATIONS, OPERATIONS_PER_HEAD, OPTIONS, QUERY_KEY_VALUE
 
 _REQUIRED_INPUTS = frozenset({*QUERY_KEY_VALUE, "grad_output"})
 DESIGNED_OPERATIONS = tuple(
     operation
-    for operation in PER_HEAD
+    for operation in OPERATIONS_PER_HEAD
     if {name for name, spec in OPERATIONS[operation].inputs.items() if spec.required} <= _REQUIRED_INPUTS
 )
 """The operations of the bundled design."""
@@ -129,7 +129,7 @@ def format_design(request: DesignRequest) -> str:
         "defaults": {"random": {"generator": "numpy-legacy", "seed": 1}, "dtypes": dtypes},
     }
     stages = {} if has_gradients else {"stages": ["output"]}
-    text = case_text({**head, "cases": [{**entry, **stages}]})
+    text = format_case_file({**head, "cases": [{**entry, **stages}]})
     return _REFERENCE_WITHOUT_BRACES.sub(r"{each: \1}", text)
 
 

@@ -34,7 +34,14 @@ from typing import get_args
 from attncheck.common.errors import UsageError
 from attncheck.reading.case import Case
 from attncheck.reading.covering import cover_features
-from attncheck.reading.inputs import ArrayWithRadius, Inputs, convert_inputs, inputs_in, make_exact_inputs, problem_of
+from attncheck.reading.inputs import (
+    ArrayWithRadius,
+    RoundedInputs,
+    convert_inputs,
+    make_exact_inputs,
+    make_inputs,
+    problem_from_case,
+)
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import axis_lengths
 from attncheck.spec import DEFAULT_EMPTY_ROWS, OPERATIONS, OPTIONS, REQUESTED_BY, SCORE_INPUTS, InputSpec, Operation
@@ -70,12 +77,12 @@ class Plan:
         exact = lru_cache(maxsize=_MAX_CACHED_INPUTS)(lambda case: make_exact_inputs(cases[case]))
 
         @lru_cache(maxsize=_MAX_CACHED_CONVERSIONS)
-        def converted(case: int, dtype: str) -> Inputs:
+        def converted(case: int, dtype: str) -> RoundedInputs:
             inputs = convert_inputs(cases[case], exact(case), dtype)
             # Only expected numbers are compared with the radii, which outweigh the inputs in a message.
             return inputs if cases[case].expected else replace(inputs, radius={})
 
-        self._converted: Callable[[int, str], Inputs] = converted
+        self._converted: Callable[[int, str], RoundedInputs] = converted
 
     @classmethod
     def of(cls, cases: Sequence[Case], dtypes: Sequence[str], *, documents_first: bool = False) -> Plan:
@@ -93,13 +100,13 @@ class Plan:
         """Return the case of a unit."""
         return self.cases[unit.case]
 
-    def inputs(self, unit: Unit) -> Inputs:
+    def inputs(self, unit: Unit) -> RoundedInputs:
         """Return the inputs of a unit in its dtype."""
         return self._converted(unit.case, unit.dtype)
 
     def problem(self, unit: Unit) -> Problem:
         """Return the problem of a unit, which a worker evaluates."""
-        return problem_of(self.case(unit), self.inputs(unit)).as_call()
+        return problem_from_case(self.case(unit), self.inputs(unit)).as_call()
 
     def with_standard(self, positions: Collection[int]) -> Plan:
         """Limit modes that compile each case separately to the units at these positions of the plan."""
@@ -220,10 +227,10 @@ def _levels_of_option(option: str) -> Iterator[Level]:
 def _has_fully_masked_rows(case: Case) -> bool:
     if not {*case.inputs, *case.options} & (REQUESTED_BY["masked"] | REQUESTED_BY["biased"]):
         return False
-    from attncheck.judging.undefined import empty_rows  # which loads what exact answers need
+    from attncheck.judging.undefined import flag_empty_rows  # which loads what exact answers need
 
-    problem = problem_of(case, inputs_in(case, "float32"))
-    return bool(empty_rows(problem.without_layout()).any())
+    problem = problem_from_case(case, make_inputs(case, "float32"))
+    return bool(flag_empty_rows(problem.without_layout()).any())
 
 
 def _levels_of_input(name: str, spec: InputSpec) -> Iterator[Level]:
@@ -258,7 +265,7 @@ RECORDED_UNITS_FILE = "standard.json"
 """Bundled cases that were measured to catch faults, each with dtypes; ``tests/net/catches.py`` writes them."""
 
 
-def with_standard(plan: Plan) -> Plan:
+def choose_standard_units(plan: Plan) -> Plan:
     """Choose the units of a plan for modes that compile each unit separately, unless the plan is small."""
     if len(plan.units) <= MAX_UNITS_OF_ALL_MODES:
         return plan

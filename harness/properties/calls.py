@@ -41,10 +41,10 @@ from attncheck.properties.variants import (
     stage_axis,
     take_indices,
 )
-from attncheck.reading.lowering import Array, with_poison
+from attncheck.reading.lowering import Array, poison_unused_keys
 from attncheck.reading.problem import Problem
-from attncheck.reading.shapes import optional_gradients
-from attncheck.spec import OF_HEADS, OPERATIONS, PROPERTIES, QUERY_KEY_VALUE
+from attncheck.reading.shapes import input_of_optional_gradients
+from attncheck.spec import OPERATIONS, PER_HEAD_INPUTS, PROPERTIES, QUERY_KEY_VALUE
 from attncheck.spec.dtypes import largest_number, round_to
 
 _ORDER_SEED = 20
@@ -54,7 +54,7 @@ _POSITION_ARGUMENTS = ("is_causal", "window", "key_lengths", "rotary_cos", "quer
 
 def stages_along(problem: Problem, letter: str) -> tuple[str, ...]:
     """Return the results with an axis of this letter: results that are summed over it cannot be compared."""
-    optional = optional_gradients(problem.operation)
+    optional = input_of_optional_gradients(problem.operation)
     return tuple(
         stage
         for stage in result_stage_names(problem)
@@ -253,7 +253,7 @@ def _unpack_sequences(problem: Problem) -> Sequence[AnyVariant]:
         rows, first = slice(*limits[0][number : number + 2]), int(limits[1][number])
         inputs = {"query": problem.inputs["query"][:, :, rows]}
         inputs |= {name: problem.inputs[name][:, :, first : first + used] for name in ("key", "value")}
-        inputs |= {name: array for name, array in problem.inputs.items() if name in OF_HEADS}
+        inputs |= {name: array for name, array in problem.inputs.items() if name in PER_HEAD_INPUTS}
         calls.append(FurtherCall(f"sequence {number} alone", _as_aligned_attention(problem, inputs)))
     return (PropertyVariant("each sequence alone", tuple(calls), concatenate_along(problem, "Lq")),)
 
@@ -394,7 +394,7 @@ def poison_nan(problem: Problem) -> Sequence[AnyVariant]:
 
 def _poison_with(problem: Problem, kind: str) -> Sequence[AnyVariant]:
     if "block_table" in problem.inputs:
-        inputs = with_poison({"poison": kind}, problem.inputs, problem.dtype)
+        inputs = poison_unused_keys({"poison": kind}, problem.inputs, problem.dtype)
         call = FurtherCall("with unused slots of pages poisoned", problem.but(**inputs), problem)
         return (PropertyVariant("unused slots of pages", (call,), nan_may_spread=kind == "nan"),)
     require_operation(problem, *_POISONABLE_OPERATIONS)

@@ -15,15 +15,15 @@ import numpy as np
 from attncheck.attention.errors import Elementwise, Real
 from attncheck.attention.flags import Flags
 from attncheck.common.store import NO_STORE, Store
-from attncheck.common.wording import format_element, index_text
-from attncheck.execution.sessions import bits
-from attncheck.judging.compare import index_of_largest, quotient
+from attncheck.common.wording import format_element, format_index
+from attncheck.execution.sessions import view_as_integers
+from attncheck.judging.compare import error_ratio, index_of_largest
 from attncheck.judging.judge_stages import failing_elements
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.properties.variants import PropertyVariant, multiply_by_power_of_two, result_stage_names
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
-from attncheck.reading.shapes import show
+from attncheck.reading.shapes import format_shape
 from attncheck.spec.verdicts import PropertyOutcome
 
 StageArrays = dict[str, Array]
@@ -150,12 +150,11 @@ def judge_arrays(
 ) -> VariantResult:
     """Compare two results in the ``compared`` elements; ``sides`` is called if bits differ, for the exact answers."""
     if first.shape != second.shape or first.dtype != second.dtype:
-        message = (
-            f"{stage} is {first.dtype} {show(first.shape)}, and {second.dtype} {show(second.shape)}: {description}"
-        )
+        shapes = format_shape(first.shape), format_shape(second.shape)
+        message = f"{stage} is {first.dtype} {shapes[0]}, and {second.dtype} {shapes[1]}: {description}"
         return VariantResult(PropertyOutcome.BROKEN, message, stage)
     chosen = np.broadcast_to(True if compared is None else compared, first.shape)
-    differs = chosen & (bits(first) != bits(second)) & ~(_is_nan(first) & _is_nan(second))
+    differs = chosen & (view_as_integers(first) != view_as_integers(second)) & ~(_is_nan(first) & _is_nan(second))
     differing, elements = int(differs.sum()), int(chosen.sum())
     if not differing:
         return VariantResult(
@@ -207,7 +206,7 @@ def _judge_by_errors(
 
 def _worst_element(before: CallResult, after: CallResult, among: Flags) -> tuple[int, ...]:
     """Return the element with the largest error over its bound in either result."""
-    ratios = np.maximum(quotient(before.error, before.allowed), quotient(after.error, after.allowed))
+    ratios = np.maximum(error_ratio(before.error, before.allowed), error_ratio(after.error, after.allowed))
     return index_of_largest(np.where(among, np.where(np.isnan(ratios), np.inf, ratios), -1))
 
 
@@ -230,7 +229,7 @@ def _element_result(
         beyond = [side.description for side in (before, after) if side.wrong[index]]
         if outcome is PropertyOutcome.BROKEN and beyond:
             message += f"; beyond its bound is {' and '.join(beyond)}"
-    return VariantResult(outcome, message, stage, index_text(index), first, second, exact, *bounds)
+    return VariantResult(outcome, message, stage, format_index(index), first, second, exact, *bounds)
 
 
 _MERGE_STATISTIC = "log_sum_exp"

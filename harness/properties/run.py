@@ -10,14 +10,14 @@ from typing import Any
 
 from attncheck.common.errors import CaseError, Diagnostic
 from attncheck.common.store import NO_STORE, Store
-from attncheck.common.wording import format_element, index_text
+from attncheck.common.wording import format_element, format_index
 from attncheck.diagnosis.declared import problem_under_conventions, rewrite_for_conventions
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.runner import GroupRunner
 from attncheck.execution.sessions import StepResult
 from attncheck.execution.worker import Computed, Failure, Outcome
-from attncheck.execution.workers import Workers
+from attncheck.execution.workers import WorkerPool
 from attncheck.properties.calls import VARIANTS_OF
 from attncheck.properties.judging import StageArrays, TruthCache, VariantResult, judge_variant
 from attncheck.properties.variants import (
@@ -32,11 +32,11 @@ from attncheck.properties.variants import (
 )
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs, problem_of
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs, problem_from_case
 from attncheck.reading.problem import Problem
-from attncheck.reading.selection import PROPERTIES_FILE, Selection, select_cases
+from attncheck.reading.selection import PROPERTIES_FILE, CaseSelection, select_cases
 from attncheck.results.format import Row
-from attncheck.settings.config import expected_failures_of, read_config
+from attncheck.settings.config import load_expected_failures_of, read_config
 from attncheck.spec.verdicts import PropertyOutcome
 
 _WITH_NEGATIVE_STRIDES = "numpy"
@@ -55,7 +55,7 @@ class PropertyQuestion:
 
 
 @dataclass(frozen=True)
-class Asking:
+class PropertyRequest:
     """The requested properties and dtypes, all if none are named, and the limits of workers."""
 
     names: Collection[str] = ()
@@ -64,7 +64,7 @@ class Asking:
     store: Store = NO_STORE
 
 
-def questions_of(cases: Sequence[Case], asking: Asking) -> list[PropertyQuestion]:
+def property_questions(cases: Sequence[Case], asking: PropertyRequest) -> list[PropertyQuestion]:
     """Return every property of the cases, by dtype. Raises ``CaseError`` for properties that do not apply."""
     faults: list[Diagnostic] = []
     questions = []
@@ -73,7 +73,7 @@ def questions_of(cases: Sequence[Case], asking: Asking) -> list[PropertyQuestion
         for dtype in case.dtypes:
             if asking.dtypes and dtype not in asking.dtypes:
                 continue
-            problem = problem_of(case, convert_inputs(case, exact, dtype))
+            problem = problem_from_case(case, convert_inputs(case, exact, dtype))
             for name in (name for name in case.properties if not asking.names or name in asking.names):
                 try:
                     questions.append(PropertyQuestion(name, case, dtype, problem, VARIANTS_OF[name](problem)))
@@ -86,7 +86,7 @@ def questions_of(cases: Sequence[Case], asking: Asking) -> list[PropertyQuestion
 
 
 def judge_implementations(
-    implementations: Sequence[Implementation], questions: Sequence[PropertyQuestion], asking: Asking
+    implementations: Sequence[Implementation], questions: Sequence[PropertyQuestion], asking: PropertyRequest
 ) -> list[Row]:
     """Test every property of every implementation, in worker processes."""
     truths = TruthCache(asking.store)
@@ -107,7 +107,7 @@ def _judge_implementation(
             lacking = VariantResult(PropertyOutcome.UNSUPPORTED, f"declares no {dtype}")
             yield from (_property_row(implementation, question, "", lacking) for question in of_dtype)
             continue
-        with closing(Workers(limits, probes_state=False)) as workers:
+        with closing(WorkerPool(limits, probes_state=False)) as workers:
             for question in of_dtype:
                 judge = _VariantJudge(implementation, question, workers, truths)
                 for variant in question.variants:
@@ -129,7 +129,7 @@ class _VariantJudge:
     """Judges the variants of one question on one implementation; the first call is made once for all of them."""
 
     def __init__(
-        self, implementation: Implementation, question: PropertyQuestion, workers: Workers, truths: TruthCache
+        self, implementation: Implementation, question: PropertyQuestion, workers: WorkerPool, truths: TruthCache
     ) -> None:
         self._implementation, self._question, self._workers, self._truths = implementation, question, workers, truths
         self._model = implementation.rounding_model(question.dtype) or "none"
@@ -210,7 +210,7 @@ class _VariantJudge:
             raise _MissingResult(result.outcome, variant.description)
         when = "after the call" if is_of_inputs else "after the next call"
         for element in changed:
-            at, place = format_element(element.index, element.name), (element.name, index_text(element.index))
+            at, place = format_element(element.index, element.name), (element.name, format_index(element.index))
             message = f"{at} is {element.after:.9g} {when}, and was {element.before:.9g}"
             yield VariantResult(PropertyOutcome.BROKEN, message, *place, element.before, element.after)
         for stage, name in () if is_of_inputs else result.shared:
@@ -252,7 +252,9 @@ def _returned_stages(outcome: Outcome, stages: Sequence[str], description: str) 
     return dict(outcome.stages)
 
 
-def select_property_cases(patterns: Sequence[str], lists: Sequence[Path] = (), store: Store = NO_STORE) -> Selection:
+def select_property_cases(
+    patterns: Sequence[str], lists: Sequence[Path] = (), store: Store = NO_STORE
+) -> CaseSelection:
     """Read the named cases with properties: by default the bundled ones, and those of the project.
 
     Raises ``UsageError`` as ``select_cases`` does.
@@ -262,10 +264,10 @@ def select_property_cases(patterns: Sequence[str], lists: Sequence[Path] = (), s
     return select_cases(named, expected_failures=(*config.expected_failure_lists, *lists), store=store, properties=True)
 
 
-def ask_properties(
+def run_properties(
     implementations: Sequence[Implementation],
     questions: Sequence[PropertyQuestion],
-    asking: Asking,
+    asking: PropertyRequest,
     lists: Sequence[Path] = (),
     *,
     complete: bool = False,
@@ -276,7 +278,7 @@ def ask_properties(
     ``CaseError`` for lists that cannot be read.
     """
     backends = [item.entry.name for item in implementations]
-    expected = [entry for entry in expected_failures_of(backends, lists) if entry.entry.property is not None]
+    expected = [entry for entry in load_expected_failures_of(backends, lists) if entry.entry.property is not None]
     rows = [mark_expected_failure(row, expected) for row in judge_implementations(implementations, questions, asking)]
     outdated = []
     for entry in expected if complete else ():
@@ -302,7 +304,7 @@ def _covers(expected: ExpectedFailure, row: Row) -> bool:
 _JUDGED_OUTCOMES = (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS, PropertyOutcome.NAN, PropertyOutcome.BROKEN)
 
 
-def described_call(question: PropertyQuestion) -> str:
+def describe_call(question: PropertyQuestion) -> str:
     """Describe the first call of a question in a line."""
     problem = question.problem
     shapes = [f"{name} {'x'.join(map(str, array.shape))}" for name, array in problem.inputs.items()]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from attncheck.execution.sessions import Session
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
-from attncheck.reading.shapes import axis_lengths, optional_gradients, stage_axes
+from attncheck.reading.shapes import axis_lengths, input_of_optional_gradients, stage_axes
 from attncheck.spec import OPERATIONS, Axes, result_stages
 
 ArrayChange = Callable[[Array, int], Array]
@@ -78,7 +78,7 @@ def stage_axis(problem: Problem, stage: str, letter: str, shape: tuple[int, ...]
 
 def result_axes(problem: Problem, stage: str) -> Axes:
     """Return the axes of a stage: for the gradient of an optional input, those of that input."""
-    if name := optional_gradients(problem.operation).get(stage):
+    if name := input_of_optional_gradients(problem.operation).get(stage):
         return problem.specs[name].axes
     return stage_axes(problem.operation, {*lengths_by_letter(problem), "H*Dv"})[stage]
 

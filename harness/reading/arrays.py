@@ -18,8 +18,8 @@ from attncheck.reading.array_kinds import MASK_PATTERNS, Alibi, PrintedRows, Rou
 from attncheck.reading.diagnostics import CaseFileError, locate_faults, results_or_all_faults, shorten_value
 from attncheck.reading.inputs import draw_parameters, printed_rounding, shape_after_arrangement
 from attncheck.reading.printed import MAX_AXES, PrintedArray, max_number_count, parse_printed
-from attncheck.reading.shapes import broadcast_shape, concatenated_shape, operation_input_shape, show
-from attncheck.reading.stored_arrays import MAX_COUNTS, MAX_STORED, read_contents
+from attncheck.reading.shapes import broadcast_shape, concatenated_shape, format_shape, operation_input_shape
+from attncheck.reading.stored_arrays import MAX_COUNTS, MAX_STORED_NUMBERS, read_contents
 from attncheck.reading.yaml_reader import FieldPath
 from attncheck.spec import InputSpec, Shape
 from attncheck.spec.dtypes import largest_number
@@ -236,7 +236,7 @@ def _flatten_with_paths(values: Any, path: FieldPath) -> Iterator[tuple[FieldPat
         yield from _flatten_with_paths(value, (*path, number))
 
 
-MAX_ARRAY_ELEMENTS = MAX_STORED
+MAX_ARRAY_ELEMENTS = MAX_STORED_NUMBERS
 """The largest array of a case: 512 MiB in float64."""
 MAX_CASE_NUMBERS = 2**27
 """The most numbers of all arrays that a case makes, the parts of arrays among them: 1 GiB in float64."""
@@ -470,7 +470,7 @@ def has_too_many_elements(shape: Shape) -> bool:
 def _require_allowed_size(shape: Shape, path: FieldPath) -> Shape:
     if has_too_many_elements(shape):
         elements = f"{math.prod(shape)} elements" if all(shape) else "too long, though empty"
-        raise CaseFileError(path, f"{show(shape)} is {elements}; expected at most {MAX_ARRAY_ELEMENTS}")
+        raise CaseFileError(path, f"{format_shape(shape)} is {elements}; expected at most {MAX_ARRAY_ELEMENTS}")
     return shape
 
 
@@ -484,7 +484,8 @@ def _nested_shape(values: Any, path: FieldPath) -> Shape:
     for number, shape in enumerate(shapes):
         if shape != shapes[0]:
             raise CaseFileError(
-                (*path, number), f"ragged: row {number + 1} has shape {show(shape)}, row 1 has shape {show(shapes[0])}"
+                (*path, number),
+                f"ragged: row {number + 1} has shape {format_shape(shape)}, row 1 has shape {format_shape(shapes[0])}",
             )
     return (len(values), *shapes[0])
 

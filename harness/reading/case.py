@@ -23,7 +23,7 @@ from attncheck.reading import array_kinds
 from attncheck.reading.array_kinds import Array, PrintedInput, Reference
 from attncheck.reading.model import TAG_FILE, Random, Source, TagEntry
 from attncheck.reading.printed import PrintedArray, PrintedRounding, parse_printed
-from attncheck.spec import InputSpec, Options, Shape, inputs_of
+from attncheck.spec import InputSpec, Options, Shape, input_specs
 
 Loaded = TypeVar("Loaded")
 ExpectationBasis = Literal["printed", "known", "unprinted"]
@@ -34,7 +34,7 @@ UNJUDGED_FIELDS = frozenset(
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedStage:
     """The expectation of a case for one stage, or for one quantity derived from a stage.
 
     ``shape`` is the stage's own, or the quantity's. ``numbers`` has the same, and
@@ -89,7 +89,7 @@ class Case:
     stage_shapes: Mapping[str, Shape]
     options: Options
     dtypes: tuple[str, ...]
-    expected: tuple[Expected, ...] = ()
+    expected: tuple[ExpectedStage, ...] = ()
     tags: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     allow_nonfinite: bool = False
@@ -106,7 +106,7 @@ class Case:
     @property
     def input_specs(self) -> Mapping[str, InputSpec]:
         """Return the specification of each input."""
-        return inputs_of(self.operation, self.options.score)
+        return input_specs(self.operation, self.options.score)
 
     def layout_of(self, stage: str, shape: Shape | None = None) -> DocumentLayout | None:
         """Return how the document of the case lays a stage out; None if the case is of no document."""
@@ -180,7 +180,7 @@ def _describe_document_inputs(case: Case) -> dict[str, Any]:
     return described
 
 
-def _expected_record(expected: Expected) -> dict[str, Any]:
+def _expected_record(expected: ExpectedStage) -> dict[str, Any]:
     record = {name: getattr(expected, name) for name in ("name", "of", "basis", "transpose")}
     texts = {name: getattr(expected, name) for name in ("called", "because", "erratum", "note", "digits")}
     present = {name: text for name, text in texts.items() if text is not None}

@@ -45,15 +45,15 @@ from attncheck.reading.diagnostics import CaseFileError, locate_faults
 from attncheck.reading.expectations import read_expectations
 from attncheck.reading.inputs import make_exact_inputs
 from attncheck.reading.lowering import check_layout_inputs
-from attncheck.reading.shapes import ShapeFault, show
+from attncheck.reading.shapes import ShapeFault, format_shape
 from attncheck.reading.yaml_reader import FieldPath
 from attncheck.spec import (
     DEFAULT_SCORE,
     HEADS,
     OPERATIONS,
+    OPERATIONS_PER_HEAD,
     OPTIONS,
     PACKED_PROJECTIONS,
-    PER_HEAD,
     REQUESTED_BY,
     SCALES,
     SCORE_SPECS,
@@ -61,8 +61,8 @@ from attncheck.spec import (
     Options,
     Shape,
     computed_stages,
-    inputs_of,
-    stored_dtype,
+    dtype_of_input,
+    input_specs,
 )
 from attncheck.spec.dtypes import numpy_dtype
 
@@ -82,7 +82,7 @@ SCORES_OF_OPTION: Mapping[str, tuple[str, ...]] = {
 _CONTINUOUS_DRAWS = ("rand", "randn", "runif")
 _MERGED_AXES: Mapping[str, str] = {
     name: spec.axes[1]
-    for operation in PER_HEAD
+    for operation in OPERATIONS_PER_HEAD
     for name, spec in OPERATIONS[operation].inputs.items()
     if spec.is_number and not spec.broadcast and len(spec.axes) == 4
 }
@@ -155,7 +155,7 @@ class CaseMaker:
         self.operation = entry.operation or self.file.operation
         self.random = random_settings(self.file, entry)
         self.options = self._read_options()
-        self.specs = inputs_of(self.operation, self.options.get("score"))
+        self.specs = input_specs(self.operation, self.options.get("score"))
         self._transpose_linear_projections()
         try:
             return self._make_case()
@@ -263,11 +263,12 @@ class CaseMaker:
         together = heads + 2 * shared
         axes = "(3E, E)" if name.endswith("_weight") else "(3E)"
         if len(shape) != axes.count("E"):
-            message = f"expected {axes}, the rows of query, key and value, got shape {show(shape)}"
+            message = f"expected {axes}, the rows of query, key and value, got shape {format_shape(shape)}"
             raise self._fault_at(message, "inputs", name)
         if shape[0] % together:
             message = (
-                f"shape {show(shape)}: {shape[0]} rows cannot be shared evenly by {heads} heads of queries, {shared} "
+                f"shape {format_shape(shape)}: {shape[0]} rows cannot be shared evenly by {heads} "
+                f"heads of queries, {shared} "
                 f"of keys and {shared} of values"
             )
             raise self._fault_at(message, "inputs", name)
@@ -326,8 +327,10 @@ class CaseMaker:
         """Return how many heads lie side by side in each input that comes in the merged layout."""
         if self.entry.layout == "split":
             return {}
-        if self.operation not in PER_HEAD:
-            raise self._fault_at(f"{self.operation} has no merged layout; {join_words(PER_HEAD)} do", "layout")
+        if self.operation not in OPERATIONS_PER_HEAD:
+            raise self._fault_at(
+                f"{self.operation} has no merged layout; {join_words(OPERATIONS_PER_HEAD)} do", "layout"
+            )
         if "heads" not in self.options:
             raise self._fault_at("the merged layout needs options.heads", "layout")
         query_heads = int(self.options["heads"])
@@ -338,7 +341,7 @@ class CaseMaker:
         options = self.options
         shape = self.inputs.shapes.get("query", ())
         if 0 in shape[-1:] and (self.operation != "attention" or "scale" not in options):
-            message = f"shape {show(shape)}: a width of 0 is for attention with a `scale`, as 1/sqrt(0) is none"
+            message = f"shape {format_shape(shape)}: a width of 0 is for attention with a `scale`, as 1/sqrt(0) is none"
             raise self._fault_at(message, "inputs", "query")
         try:
             return shapes.bind_axes(self.specs, self.inputs.shapes, options.get("heads"), options.get("kv_heads"))
@@ -347,7 +350,7 @@ class CaseMaker:
             file_shape = self.inputs.file_shapes.get(name, ())
             notes = _reshaped_heads_note(file_shape, self.inputs.shapes.get(name, ()))
             if options.get("projections") == LINEAR_PROJECTIONS and name in _PROJECTION_WEIGHTS and len(file_shape) > 1:
-                turned = show((*file_shape[:-2], file_shape[-1], file_shape[-2]))
+                turned = format_shape((*file_shape[:-2], file_shape[-1], file_shape[-2]))
                 notes += f"; projections are linear: {turned} in the file is (out, in)"
             raise self._fault_at(f"{fault}{notes}", "inputs", name) from None
 
@@ -360,7 +363,7 @@ class CaseMaker:
         for name, source in self.inputs.sources.items():
             spec, path = self.specs[name], (*self.location.path, "inputs", name)
             if spec.is_number:
-                formats = {stored_dtype(spec, self.inputs.sources, self.options, dtype) for dtype in dtypes}
+                formats = {dtype_of_input(spec, self.inputs.sources, self.options, dtype) for dtype in dtypes}
                 check_dtype_range(source, named, path, (*formats, *(() if spec.is_narrow else stored_in)))
                 if name in SCALES:
                     check_positive_scales(source, named, path)
@@ -413,11 +416,11 @@ class CaseMaker:
         """Return every stage's shape; refuse a judged stage that is too large."""
         stage_shapes, input_shapes = shapes.stage_shapes(self.operation, lengths), self.inputs.shapes
         judged = self.entry.stages
-        optional = shapes.optional_gradients(self.operation)
+        optional = shapes.input_of_optional_gradients(self.operation)
         stage_shapes |= {stage: input_shapes[name] for stage, name in optional.items() if name in input_shapes}
         for stage, shape in stage_shapes.items():
             if has_too_many_elements(shape) and (judged is None or stage in judged):
-                message = f"{stage} would be {show(shape)}; expected at most {MAX_ARRAY_ELEMENTS} elements"
+                message = f"{stage} would be {format_shape(shape)}; expected at most {MAX_ARRAY_ELEMENTS} elements"
                 last = list(stage_shapes)[-1]
                 if judged is None and not has_too_many_elements(stage_shapes[last]):
                     message += f", or `stages: [{last}]` to judge that alone"
@@ -461,7 +464,7 @@ class CaseMaker:
             if name not in handed_over:
                 message = f"expected an input that the case hands over: {', '.join(handed_over)}"
                 raise self._fault_at(message, "memory_layout", name)
-            if message := shapes.layout_fault(kind, case.input_shapes[name]):
+            if message := shapes.unsupported_layout_reason(kind, case.input_shapes[name]):
                 raise self._fault_at(message, "memory_layout", name)
             if kind == "fused":  # alone in a projection, it would only have heads inside of length
                 batch, _, length, _ = case.input_shapes[name]
@@ -478,7 +481,7 @@ class CaseMaker:
             if kind == "broadcast" and not shapes.repeated_axes(made[name].array):
                 message = (
                     "broadcast needs an axis, other than the last, along which all slices are alike; "
-                    f"{name} of shape {show(case.input_shapes[name])} has none"
+                    f"{name} of shape {format_shape(case.input_shapes[name])} has none"
                 )
                 raise self._fault_at(message, "memory_layout", name)
 
@@ -512,9 +515,9 @@ def _projection_heads(specs: Mapping[str, InputSpec], options: Mapping[str, Any]
 def _reshaped_heads_note(in_file: Shape, fitted: Shape) -> str:
     """Return how the shape in the file became another one: its heads were split, or those of a projection merged."""
     if len(fitted) == 4 and in_file != fitted[4 - len(in_file) :]:
-        return f"; heads are split: {show(in_file)} in the file is {fitted[1]} heads of width {fitted[3]}"
+        return f"; heads are split: {format_shape(in_file)} in the file is {fitted[1]} heads of width {fitted[3]}"
     if len(in_file) == 3 and len(fitted) == 2:
-        return f"; heads are merged: {show(in_file)} in the file is a matrix for each of {in_file[0]} heads"
+        return f"; heads are merged: {format_shape(in_file)} in the file is a matrix for each of {in_file[0]} heads"
     return ""
 
 

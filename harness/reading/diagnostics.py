@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from attncheck.common.errors import CaseError, Diagnostic
-from attncheck.common.wording import LINES, NEAR, ONE_LINE, WEB_ADDRESS
+from attncheck.common.wording import LINES_PATTERN, MIN_SIMILARITY, ONE_LINE_PATTERN, WEB_ADDRESS
 from attncheck.reading import array_kinds
 from attncheck.reading import model as case_model
 from attncheck.reading.shapes import FieldFault
@@ -45,8 +45,8 @@ _TYPE_WORDS = {
     "finite_number": "a finite number",
 }
 _PATTERN_WORDS = {
-    ONE_LINE: "one line of text, without characters that control a terminal or hide others",
-    LINES: "text without characters that control a terminal or hide others",
+    ONE_LINE_PATTERN: "one line of text, without characters that control a terminal or hide others",
+    LINES_PATTERN: "text without characters that control a terminal or hide others",
     r"^[A-Za-z][A-Za-z0-9_]*$": "a name of letters, digits and underscores that begins with a letter",
     r"^[a-z][a-z0-9-]*$": "a name of small letters, digits and hyphens that begins with a letter",
     r"^([\w.-]+/[\w.-]+#[0-9]+|https://[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+)$": (
@@ -288,7 +288,7 @@ def _similar_name_hint(name: Any, known: Collection[str]) -> str:
     if not isinstance(name, str):
         return ""
     within = [field_name for field_name in known if field_name in name.split("_")]  # attention_weights
-    close = difflib.get_close_matches(name[:60], known, n=1, cutoff=NEAR) or within
+    close = difflib.get_close_matches(name[:60], known, n=1, cutoff=MIN_SIMILARITY) or within
     return f"; did you mean {close[0]}?" if close else ""
 
 

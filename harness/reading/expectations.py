@@ -9,10 +9,10 @@ from functools import partial
 from attncheck.reading import model
 from attncheck.reading.array_kinds import Digits, PrintedRows, RoundingFields, StoredNumbers, UnitsOff
 from attncheck.reading.arrays import parse_printed_rows
-from attncheck.reading.case import Case, Expected
+from attncheck.reading.case import Case, ExpectedStage
 from attncheck.reading.diagnostics import CaseFileError, locate_faults, results_or_all_faults
 from attncheck.reading.printed import PrintedArray, print_exactly
-from attncheck.reading.shapes import add_leading_axes, show, stage_axes
+from attncheck.reading.shapes import add_leading_axes, format_shape, stage_axes
 from attncheck.reading.stored_arrays import read_contents, read_stored_array
 from attncheck.reading.yaml_reader import FieldPath
 from attncheck.spec import OPERATIONS, Shape, computed_stages
@@ -25,7 +25,7 @@ COMPARABLE_DTYPES = ("float64", "float32")
 _NO_NUMBERS_MESSAGE = "compared with the exact answer alone, not against numbers"
 
 
-def read_expectations(entry: model.CaseEntry, case: Case, where: FieldPath) -> tuple[Expected, ...]:
+def read_expectations(entry: model.CaseEntry, case: Case, where: FieldPath) -> tuple[ExpectedStage, ...]:
     """Check what a case says of its stages, and give its numbers the stages' shapes. Raises ``CaseFileError``."""
     sources = [_with_case_digits(source, entry) for source in entry.expect]
     for name in ("computed_in", "digits"):
@@ -60,7 +60,9 @@ def _with_case_digits(source: model.Expectation, entry: model.CaseEntry) -> mode
     return source.model_copy(update={"digits": entry.digits})
 
 
-def _read_expectation(source: model.Expectation, case: Case, shapes: Mapping[str, Shape], path: FieldPath) -> Expected:
+def _read_expectation(
+    source: model.Expectation, case: Case, shapes: Mapping[str, Shape], path: FieldPath
+) -> ExpectedStage:
     operation = case.operation
     name, of, shape = _name_stage_and_shape(source, operation, shapes, case.input_shapes, path)
     bases = [basis for basis in ("printed", "known", "unprinted") if getattr(source, basis) not in (None, False)]
@@ -78,7 +80,7 @@ def _read_expectation(source: model.Expectation, case: Case, shapes: Mapping[str
         if "projections" in case.options:  # whose numbers are printed as nn.Linear gives them
             numbers = _split_heads(numbers, shape, axes)
         numbers = _fit_numbers(numbers, source.transpose, shape, axes, (*path, basis))
-    return Expected(
+    return ExpectedStage(
         name=name,
         of=of,
         shape=shape,
@@ -119,7 +121,7 @@ def _name_stage_and_shape(
         field = (*path, "of" if source.quantity else "stage")
         raise CaseFileError(field, f"{operation} has no stage {stage} here, only {', '.join(shapes)}")
     if not math.prod(shapes[stage]):
-        raise CaseFileError(path, f"{stage} has shape {show(shapes[stage])} here, which holds no number")
+        raise CaseFileError(path, f"{stage} has shape {format_shape(shapes[stage])} here, which holds no number")
     if source.quantity is None:
         return stage, stage, shapes[stage]
     quantity = QUANTITIES.get(source.quantity)
@@ -157,10 +159,10 @@ def _fit_numbers(
 
 def _shape_message(got: Shape, wanted: Shape, axes: Sequence[str]) -> str:
     """Return the message for a wrong shape; for several heads, with a hint that each has its own rows."""
-    message = f"expected numbers of shape {show(wanted)}"
+    message = f"expected numbers of shape {format_shape(wanted)}"
     if len(axes) < 2 or axes[1] not in ("H", "Hkv") or wanted[1] == 1:
-        return f"{message}, got {show(got)}"
-    message += f", which is ({', '.join(axes)}): heads are split; got {show(got)}"
+        return f"{message}, got {format_shape(got)}"
+    message += f", which is ({', '.join(axes)}): heads are split; got {format_shape(got)}"
     batch, heads, *rest = wanted
     if len(rest) == 2 and _is_equal_without_ones(got, (batch, rest[0], heads * rest[1])):
         message += f", {heads} heads side by side; write a list of texts, one for each head"

@@ -21,7 +21,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from attncheck.backends.contract import EmptyRows
 from attncheck.common.errors import CaseError, Diagnostic
 from attncheck.common.processors import processor_flags
-from attncheck.common.wording import ONE_LINE
+from attncheck.common.wording import ONE_LINE_PATTERN
 from attncheck.reading.array_kinds import StrictModel
 from attncheck.reading.diagnostics import diagnostic_at, hide_linked_files, validation_diagnostics, yaml_diagnostics
 from attncheck.reading.model import Dtype, PropertyName, StageName
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     VerdictName = str
 else:
     VerdictName = Literal[*_EXPECTABLE_VERDICTS, BROKEN_PROPERTY]
-Glob = Annotated[str, Field(min_length=1, max_length=200, pattern=ONE_LINE)]
+Glob = Annotated[str, Field(min_length=1, max_length=200, pattern=ONE_LINE_PATTERN)]
 _LIST_DESCRIPTION = "a list of expected failures, [] for none"
 _THREAD_PATTERN = r"^([\w.-]+/[\w.-]+#[0-9]+|https://[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+)$"
 
@@ -73,7 +73,7 @@ class ExpectedFailureEntry(StrictModel):
         description="Only on processors with this flag of /proc/cpuinfo, such as amx_bf16, or without it: "
         "not amx_bf16; anywhere if absent.",
     )
-    reason: Annotated[str, Field(min_length=10, max_length=500, pattern=ONE_LINE)] = Field(
+    reason: Annotated[str, Field(min_length=10, max_length=500, pattern=ONE_LINE_PATTERN)] = Field(
         description="What the implementation does there and why, in a sentence."
     )
     decided: Literal["semantic", "numeric", "crash"] = Field(
@@ -175,7 +175,7 @@ def recorded_empty_rows(
     return tuple(dict.fromkeys(value for value in conventions if value is not None))
 
 
-def bundled_expected_failures(backends: Sequence[str]) -> tuple[ExpectedFailure, ...]:
+def load_bundled_expected_failures(backends: Sequence[str]) -> tuple[ExpectedFailure, ...]:
     """Return the expected failures of these backends, each once; a backend without a list has none."""
     root = Path(str(files("attncheck.backends"))) / LISTS_FOLDER
     names = [name for name in dict.fromkeys(backends) if (root / f"{name}.yaml").is_file()]

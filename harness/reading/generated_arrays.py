@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading.array_kinds import Alibi, PositionPattern, RelativeBuckets
-from attncheck.reading.shapes import FieldFault, show
-from attncheck.reading.stored_arrays import MAX_STORED
+from attncheck.reading.shapes import FieldFault, format_shape
+from attncheck.reading.stored_arrays import MAX_STORED_NUMBERS
 from attncheck.reading.yaml_reader import FieldPath
 from attncheck.spec import Shape
 
@@ -95,7 +95,7 @@ def block_mask_shape(table: Shape, block_size: Sequence[int], shape: Sequence[in
         raise FieldFault(
             "blocks",
             f"expected a table of {wanted[0]}x{wanted[1]} blocks of {block_size[0]}x{block_size[1]} for {shape[0]} "
-            f"queries and {shape[1]} keys, got shape {show(table)}",
+            f"queries and {shape[1]} keys, got shape {format_shape(table)}",
         )
     return (*table[:-2], *shape)
 
@@ -196,8 +196,8 @@ def _read_groups_per_batch_entry(
     while isinstance(inner, list) and inner:
         depth, inner = depth + 1, inner[0]
     keys = source.shape[1]
-    if keys > MAX_STORED:
-        raise FieldFault("shape", f"{keys} keys are too many; expected at most {MAX_STORED} elements")
+    if keys > MAX_STORED_NUMBERS:
+        raise FieldFault("shape", f"{keys} keys are too many; expected at most {MAX_STORED_NUMBERS} elements")
     if depth <= axes:
         return read(_read_whole_numbers(description, (field,), axes), (field,), keys)
     rows = [
@@ -320,7 +320,7 @@ def alibi_magnitude_bound(source: Alibi) -> float:
 def bucket_bias_shape(source: RelativeBuckets, table: Shape) -> Shape:
     """Return the shape of a bias of relative buckets, (H, Lq, T). Raises ``FieldFault``."""
     if len(table) != 2:
-        raise FieldFault("relative_buckets", f"expected a table (buckets, H), got shape {show(table)}")
+        raise FieldFault("relative_buckets", f"expected a table (buckets, H), got shape {format_shape(table)}")
     buckets, least = table[0], 4 if source.bidirectional else 2
     if not least <= buckets <= MAX_BUCKETS or (source.bidirectional and buckets % 2):
         even = "an even number of " if source.bidirectional else ""

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading.array_kinds import Arrangement, RoundingFields, StoredArray, UnitsOff
 from attncheck.reading.case import Case
-from attncheck.reading.lowering import with_poison
+from attncheck.reading.lowering import poison_unused_keys
 from attncheck.reading.printed import PrintedRounding, parse_printed
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import merged_weight_shape
-from attncheck.spec import InputSpec, Shape, statistics_dtype, stored_dtype
-from attncheck.spec.dtypes import largest_number, round_to, rounding_error
+from attncheck.spec import InputSpec, Shape, dtype_of_input, statistics_dtype
+from attncheck.spec.dtypes import largest_number, max_rounding_error, round_to
 
 if TYPE_CHECKING:
     from attncheck.reading.generated_arrays import Generator
@@ -46,7 +46,7 @@ class ArrayWithRadius:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class RoundedInputs:
     """A case's inputs in one working dtype.
 
     ``radius`` says, per element, how far the stored number may lie from the one that the source computed with: half a
@@ -90,7 +90,7 @@ def make_exact_inputs(case: Case) -> dict[str, ArrayWithRadius]:
 
 def convert_inputs(
     case: Case, exact: Mapping[str, ArrayWithRadius], dtype: str, computed_in: str | None = None
-) -> Inputs:
+) -> RoundedInputs:
     """Round the inputs once to the working dtype, from the storage dtype if there is one; masks become boolean.
 
     The radii are those from the numbers that the source gives; with ``computed_in``, from those that it computed with,
@@ -98,22 +98,24 @@ def convert_inputs(
     """
     specs = {name: spec for name, spec in case.input_specs.items() if name in exact}
     arrays = {
-        name: _round_for_storage(exact[name].array, spec, stored_dtype(spec, specs, case.options, dtype), case.storage)
+        name: _round_for_storage(
+            exact[name].array, spec, dtype_of_input(spec, specs, case.options, dtype), case.storage
+        )
         for name, spec in specs.items()
     }
     radii = {
         name: partial(_input_radius, exact[name], spec, arrays[name], case.storage, computed_in)
         for name, spec in specs.items()
     }
-    return Inputs(with_poison(case.options, arrays, dtype), _LazyRadii(radii), dtype)
+    return RoundedInputs(poison_unused_keys(case.options, arrays, dtype), _LazyRadii(radii), dtype)
 
 
-def inputs_in(case: Case, dtype: str) -> Inputs:
+def make_inputs(case: Case, dtype: str) -> RoundedInputs:
     """Make the inputs of a case in a dtype."""
     return convert_inputs(case, make_exact_inputs(case), dtype)
 
 
-def problem_of(case: Case, inputs: Inputs) -> Problem:
+def problem_from_case(case: Case, inputs: RoundedInputs) -> Problem:
     """Return the problem that a case is, on its inputs in a dtype."""
     return Problem(
         case.operation,
@@ -161,7 +163,7 @@ def _input_radius(
         source_dtype = statistics_dtype(computed_in) if spec.statistics else computed_in
         of_source = _round_for_storage(exact.array, spec, source_dtype, storage).astype(np.float64)
         used = np.where(exact.radius > 0, exact.array, of_source)
-        in_storage = rounding_error(np.abs(exact.array) + exact.radius, computed_in)
+        in_storage = max_rounding_error(np.abs(exact.array) + exact.radius, computed_in)
         radius = radius + np.where(exact.radius > 0, in_storage, 0.0)
     moved = np.zeros(used.shape)
     finite = np.isfinite(exact.array) & (exact.array != _LOWEST_PLACEHOLDER)

@@ -161,7 +161,7 @@ def load_case_file(
         return cases
 
 
-def case_of_data(data: Mapping[str, Any], folder: Path, identity: str) -> Case:
+def case_from_data(data: Mapping[str, Any], folder: Path, identity: str) -> Case:
     """Return the one case of a file that was never written: ``data`` is what would stand in it, plain lists and texts.
 
     Arrays in files of their own lie in ``folder``. Raises ``CaseError`` as for a file.

@@ -28,17 +28,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends.contract import CODE_FORMATS
-from attncheck.reading.shapes import ShapeFault, show
+from attncheck.reading.shapes import ShapeFault, format_shape
 from attncheck.spec import (
     CONVENTIONS,
     DEFAULT_FORMAT,
     FOLDED_INPUTS,
+    FORMATS_KNOWN_BY_DTYPE,
     HEADS,
     OPERATIONS,
     OPTIONS,
     QUERY_KEY_VALUE,
-    STEMS,
-    TOLD_BY_DTYPE,
+    SCALE_PREFIX,
     InputSpec,
     Shape,
 )
@@ -111,7 +111,7 @@ def canonical_options_and_inputs(
         elif past in kept:
             kept[name] = np.concatenate([kept.pop(past), kept[name]], axis=-2)
     kept = {name: array for name, array in kept.items() if name not in _ROTARY_TABLES}
-    return kept_options, kept | rows_of_tables(inputs, rows)
+    return kept_options, kept | rotary_table_rows(inputs, rows)
 
 
 def options_and_inputs_without_layout(operation: str, options: Options, inputs: Inputs) -> _OptionsAndInputs:
@@ -144,14 +144,16 @@ def _parts_as_keys(inputs: Inputs, rows: Rows | None) -> dict[str, Array]:
     return {name: np.ascontiguousarray(array) for name, array in lowered.items()}
 
 
-def rows_of_tables(inputs: Inputs, rows: Rows | None = None, of_past: tuple[float, float] = (1, 0)) -> dict[str, Array]:
+def rotary_table_rows(
+    inputs: Inputs, rows: Rows | None = None, of_past: tuple[float, float] = (1, 0)
+) -> dict[str, Array]:
     """Return the rows of the rotary tables for each query and each key, counted from the first past key.
 
     Past keys are rotated already: they get ``of_past``, the cosine and sine of no rotation. Empty without tables.
     """
     if inputs.keys().isdisjoint(_ROTARY_TABLES):
         return {}
-    (queries, keys), past = queries_and_keys(inputs), _past_length(inputs)
+    (queries, keys), past = count_queries_and_keys(inputs), _past_length(inputs)
     positions = query_positions({}, inputs, np.arange(queries) if rows is None else rows)[..., 0]
     tables: dict[str, Array] = {}
     for name, table, alone in zip(("cos", "sin"), (inputs["rotary_cos"], inputs["rotary_sin"]), of_past, strict=True):
@@ -173,7 +175,7 @@ def query_offset(options: Options, inputs: Inputs) -> int:
         case "top_left":
             return 0
         case "bottom_right":
-            queries, keys = queries_and_keys(inputs)
+            queries, keys = count_queries_and_keys(inputs)
             return keys - queries
     return _past_length(inputs)
 
@@ -204,12 +206,12 @@ def _fold_into_mask(
     }
     allowed: list[Array] = []
     if names:
-        queries = np.arange(queries_and_keys(inputs)[0]) if rows is None else rows
-        positions, keys = query_positions(options, inputs, queries), np.arange(queries_and_keys(inputs)[1])
+        queries = np.arange(count_queries_and_keys(inputs)[0]) if rows is None else rows
+        positions, keys = query_positions(options, inputs, queries), np.arange(count_queries_and_keys(inputs)[1])
     if "is_causal" in names and kept_options.pop("is_causal", False):
         allowed.append(keys <= positions)
     if "window" in names and (window := kept_options.pop("window", None)) is not None:
-        allowed += within_window(window, positions, keys)
+        allowed += window_conditions(window, positions, keys)
     if "query_offsets" in names:
         kept_inputs.pop("query_offsets", None)
     if "key_lengths" in names and (lengths := kept_inputs.pop("key_lengths", None)) is not None:
@@ -232,7 +234,7 @@ def _select_query_rows(name: str, array: Array, rows: Rows) -> Array:
     return array if one_for_all else array.take(rows, axis)
 
 
-def within_window(window: tuple[int | None, int | None], positions: Array, keys: Array) -> list[Array]:
+def window_conditions(window: tuple[int | None, int | None], positions: Array, keys: Array) -> list[Array]:
     """Return the conditions of a window on keys, for queries at these positions."""
     left, right = window
     before = [] if left is None else [keys >= positions - left]
@@ -244,7 +246,7 @@ def _past_length(inputs: Inputs) -> int:
     return 0 if past is None else int(past.shape[-2])
 
 
-def queries_and_keys(inputs: Inputs) -> tuple[int, int]:
+def count_queries_and_keys(inputs: Inputs) -> tuple[int, int]:
     """Return how many queries and how many keys there are, the past among them."""
     if "query" not in inputs:
         queries, keys = inputs["scores"].shape[-2:]
@@ -255,7 +257,7 @@ def queries_and_keys(inputs: Inputs) -> tuple[int, int]:
 _LARGE_POISON = 1e30
 
 
-def with_poison(options: Options, inputs: Inputs, dtype: str) -> dict[str, Array]:
+def poison_unused_keys(options: Options, inputs: Inputs, dtype: str) -> dict[str, Array]:
     """Return the inputs with all keys and values that no query may use replaced, as the option ``poison`` says."""
     if not options.get("poison"):
         return dict(inputs)
@@ -298,7 +300,7 @@ def check_layout_inputs(operation: str, options: Options, shapes: Mapping[str, S
             if (table[entry, : -(-int(used) // page)] >= pages).any():
                 problem = f"entry {entry} uses a page that is not there: there are {pages}, from 0 on"
                 raise ShapeFault("block_table", problem)
-    check_codes(options, shapes)
+    check_code_shapes(options, shapes)
     for name in ("query", "key"):
         weight = f"{name}_norm_weight"
         if weight in shapes:
@@ -320,7 +322,7 @@ def check_layout_inputs(operation: str, options: Options, shapes: Mapping[str, S
             raise ShapeFault("key_lengths", f"sequence {number} has {length} keys, of which {used} cannot be used")
 
 
-def check_codes(options: Options, shapes: Mapping[str, Shape]) -> None:
+def check_code_shapes(options: Options, shapes: Mapping[str, Shape]) -> None:
     """Check codes and scales of blocks against the format and the shapes. Raises ``ShapeFault``."""
     form = CODE_FORMATS[options.get("stored_as") or DEFAULT_FORMAT]
     for name, stem in _coded_inputs(shapes):
@@ -332,14 +334,16 @@ def check_codes(options: Options, shapes: Mapping[str, Shape]) -> None:
             wanted = (rows, width // (form.group or 1))
             if form.group is None or (shapes[blocks][_token_axis(name)], shapes[blocks][-1]) != wanted:
                 what = f"a scale for each {form.group} elements" if form.group else "a format with blocks"
-                raise ShapeFault(blocks, f"a swizzle needs {what} of each row, got shape {show(shapes[blocks])}")
+                raise ShapeFault(
+                    blocks, f"a swizzle needs {what} of each row, got shape {format_shape(shapes[blocks])}"
+                )
             if options["swizzle"] == "4x4" and stem == "value" and (rows % 4 or wanted[1] % 4):
-                raise ShapeFault(blocks, f"4x4 needs multiples of 4 rows and columns, got {show(wanted)}")
+                raise ShapeFault(blocks, f"4x4 needs multiples of 4 rows and columns, got {format_shape(wanted)}")
 
 
 def _coded_inputs(names: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield the inputs that are given in codes, each with the prefix of its scales' names."""
-    return ((name, stem) for name, stem in STEMS.items() if name in names and f"{stem}_scale" in names)
+    return ((name, stem) for name, stem in SCALE_PREFIX.items() if name in names and f"{stem}_scale" in names)
 
 
 def _token_axis(name: str) -> int:
@@ -462,7 +466,7 @@ def pack_codes(options: dict[str, Any], inputs: dict[str, Array]) -> _OptionsAnd
             inputs[name] = _pack_into_bytes(codes, form.bits, options.get("packing"))
         if f"{stem}_block_scale" in inputs:
             inputs[f"{stem}_block_scale"] = block_scales_in_memory(options, inputs, name)
-    if options.get("stored_as") in TOLD_BY_DTYPE:
+    if options.get("stored_as") in FORMATS_KNOWN_BY_DTYPE:
         options.pop("stored_as")
     return options, inputs
 
@@ -476,7 +480,7 @@ def unpacked_shapes(options: Options, shapes: Mapping[str, Shape]) -> dict[str, 
 
 def block_scales_in_memory(options: Options, inputs: Inputs, name: str) -> Array:
     """Return the scales of blocks of an input in codes as a function gets them: in rows, or as a swizzle has them."""
-    stem, axis = STEMS[name], _token_axis(name)
+    stem, axis = SCALE_PREFIX[name], _token_axis(name)
     scales = inputs[f"{stem}_block_scale"]
     if "swizzle" not in options or (stem != "value" and options["swizzle"] == "4x4"):
         return scales
@@ -540,7 +544,7 @@ def _pop_position_mask(options: dict[str, Any], queries: Array, keys: Array) -> 
     if options.pop("is_causal", False):
         allowed &= keys <= queries
     if (window := options.pop("window", None)) is not None:
-        for rule in within_window(window, queries, keys):
+        for rule in window_conditions(window, queries, keys):
             allowed &= rule
     options.pop("poison", None)
     return allowed

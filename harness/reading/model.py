@@ -12,7 +12,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, create_model
 
 from attncheck import spec
 from attncheck.backends.contract import EmptyRows, Window
-from attncheck.common.wording import LINES, ONE_LINE, WEB_ADDRESS
+from attncheck.common.wording import LINES_PATTERN, ONE_LINE_PATTERN, WEB_ADDRESS
 from attncheck.reading.array_kinds import (
     Array,
     Digits,
@@ -42,9 +42,9 @@ TAG_FILE = "tags.yaml"
 _MAX_LIST_LENGTH = 200
 """Of lists that every case of a file carries; none that people write comes near it."""
 _MAX_OPTION_POSITION = 2**31
-Sentence = Annotated[str, Field(min_length=1, max_length=200, pattern=ONE_LINE)]
+Sentence = Annotated[str, Field(min_length=1, max_length=200, pattern=ONE_LINE_PATTERN)]
 CaseId = Annotated[str, Field(max_length=120, pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
-LongText = Annotated[str, Field(min_length=1, max_length=4000, pattern=LINES)]
+LongText = Annotated[str, Field(min_length=1, max_length=4000, pattern=LINES_PATTERN)]
 WebAddress = Annotated[str, Field(max_length=2000, pattern=WEB_ADDRESS)]
 Bound = Annotated[int, Field(ge=0, le=_MAX_OPTION_POSITION)]
 

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.reading.shapes import show
+from attncheck.reading.shapes import format_shape
 
 NestedTexts: TypeAlias = "list[NestedTexts] | str"
 """Texts of numbers, nested as the array is."""
@@ -85,7 +85,9 @@ def nested_shape(cells: NestedTexts) -> tuple[int, ...]:
     shapes = [nested_shape(cell) for cell in cells]
     for number, shape in enumerate(shapes, start=1):
         if shape != shapes[0]:
-            raise PrintedError(f"ragged: entry {number} has shape {show(shape)}, entry 1 has shape {show(shapes[0])}")
+            raise PrintedError(
+                f"ragged: entry {number} has shape {format_shape(shape)}, entry 1 has shape {format_shape(shapes[0])}"
+            )
     return (len(cells), *shapes[0])
 
 
@@ -263,7 +265,7 @@ def _check_shape(shape: str | None, array: NestedTexts) -> None:
     """Refuse an array whose library says another shape than what was read: a part of it was not pasted."""
     read_shape = nested_shape(array)
     if shape is not None and re.findall(r"\d+", shape) != [str(length) for length in read_shape]:
-        raise PrintedError(f"the text says shape={shape[:_MAX_SHOWN]} and holds {show(read_shape)}")
+        raise PrintedError(f"the text says shape={shape[:_MAX_SHOWN]} and holds {format_shape(read_shape)}")
 
 
 _SEPARATOR_WORDS = {" ": "spaces alone", ", ": "a comma and a space", ",": "a comma alone"}

@@ -31,7 +31,7 @@ from attncheck.reading.lowering import (
     options_and_inputs_without_layout,
 )
 from attncheck.reading.shapes import bind_axes
-from attncheck.spec import HEADS, OPERATIONS, InputSpec, inputs_of, score_kind
+from attncheck.spec import HEADS, OPERATIONS, InputSpec, input_specs, score_kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class Problem:
     @property
     def specs(self) -> Mapping[str, InputSpec]:
         """The specification of each input of the operation."""
-        return inputs_of(self.operation, self.options.get("score"))
+        return input_specs(self.operation, self.options.get("score"))
 
     @cached_property
     def lengths(self) -> Mapping[str, int]:

@@ -29,13 +29,13 @@ from attncheck.spec import (
     DTYPES,
     MEMORY_LAYOUTS,
     OPERATIONS,
+    OPERATIONS_PER_HEAD,
     OPTIONS,
     PACKED_PROJECTIONS,
-    PER_HEAD,
     REQUESTED_BY,
     SCORE_INPUTS,
     InputSpec,
-    inputs_of,
+    input_specs,
 )
 from attncheck.spec.dtypes import numpy_dtype
 from attncheck.spec.quantities import QUANTITIES
@@ -212,7 +212,7 @@ def case_definitions() -> dict[str, Schema]:
     definitions = {f"{operation}_case": _case_schema_of_operation(operation) for operation in OPERATIONS}
     for score in SCORE_INPUTS:
         idle = [option for option, scores in SCORES_OF_OPTION.items() if score not in scores]
-        inputs = _inputs_schema(inputs_of(_SCORING, score))
+        inputs = _inputs_schema(input_specs(_SCORING, score))
         definitions[f"{score}_case"] = {"properties": {"inputs": inputs, "options": forbids(*idle)}}
     return definitions
 
@@ -254,7 +254,7 @@ def _with_default_options(condition: Schema) -> Schema:
 
 def _case_schema_of_operation(operation: str) -> Schema:
     entry = OPERATIONS[operation]
-    specs = {name: spec for score in SCORE_INPUTS for name, spec in inputs_of(operation, score).items()}
+    specs = {name: spec for score in SCORE_INPUTS for name, spec in input_specs(operation, score).items()}
     every_option = {option for known in OPERATIONS.values() for option in known.options}
     stage = {"enum": [*entry.stages, None]}
     layouts: dict[str, Schema] = {}
@@ -275,7 +275,7 @@ def _case_schema_of_operation(operation: str) -> Schema:
         {"if": with_field("memory_layout", requires(name), required=True), "then": with_field("inputs", requires(name))}
         for name in layouts
     ]
-    if operation in PER_HEAD:
+    if operation in OPERATIONS_PER_HEAD:
         rules += [
             {
                 "if": _with_options({"anyOf": [requires("heads"), requires("kv_heads")]}),
@@ -340,7 +340,11 @@ def _needed_option_rules() -> list[Schema]:
             if spec.has_projections
             for rule in _rules_for_operation(name, heads, unless=["heads"])
         ),
-        *(rule for operation in PER_HEAD for rule in _rules_for_operation(operation, merged, unless=["heads"])),
+        *(
+            rule
+            for operation in OPERATIONS_PER_HEAD
+            for rule in _rules_for_operation(operation, merged, unless=["heads"])
+        ),
         *_rules_for_operation("masking", masked, unless=_POSITION_OPTIONS),
         {"if": {"not": positions}, "then": _for_every_case(aligned)},
     ]

@@ -32,7 +32,7 @@ from typing import Any
 
 from attncheck.common.errors import CaseError, Diagnostic, UsageError
 from attncheck.common.store import Store, user_store
-from attncheck.common.wording import NEAR, join_words_or, slug, suggest_names
+from attncheck.common.wording import MIN_SIMILARITY, join_words_or, slug, suggest_names
 from attncheck.reading.case import Case, PackedCases, load_cached_case_file, load_cached_tags
 from attncheck.reading.expressions import Expression
 from attncheck.reading.model import TAG_FILE, TagEntry
@@ -50,7 +50,7 @@ PROPERTIES_FILE = "properties"
 
 
 @dataclass(frozen=True)
-class Selection:
+class CaseSelection:
     """The cases to run, by id, the faults of files that could not be read, and every tag that is defined."""
 
     cases: Sequence[Case]
@@ -100,7 +100,7 @@ def select_cases(
     expression: Expression | None = None,
     store: Store | None = None,
     properties: bool = False,
-) -> Selection:
+) -> CaseSelection:
     """Read the cases that match.
 
     Args:
@@ -153,7 +153,7 @@ def select_cases(
         also += _PROPERTIES_HINT if others else ""
         raise UsageError(f"no case matches the paths, globs, tags and dtypes that were given{also}")
     chosen.reorder(sorted(range(len(ids)), key=ids.__getitem__))
-    return Selection(chosen, tuple(dict.fromkeys(reading.faults)), reading.tags)
+    return CaseSelection(chosen, tuple(dict.fromkeys(reading.faults)), reading.tags)
 
 
 def _expression_hint(expression: Expression, ids: Iterable[str], tags: Iterable[str]) -> str:
@@ -162,7 +162,12 @@ def _expression_hint(expression: Expression, ids: Iterable[str], tags: Iterable[
 
     known = {*tags, *(word for identity in ids for word in re.split("[-/]", identity))}
     words = [word.lower() for word in re.findall(r"[\w-]+", expression.text)]
-    meant = [near for word in words if word not in known for near in difflib.get_close_matches(word, known, 1, NEAR)]
+    meant = [
+        near
+        for word in words
+        if word not in known
+        for near in difflib.get_close_matches(word, known, 1, MIN_SIMILARITY)
+    ]
     return f", and the expression {expression.text!r}" + (f"; did you mean {join_words_or(meant)}?" if meant else "")
 
 
@@ -185,7 +190,7 @@ def check_user_files(
     reading, base = _ReadingState(user_store() if store is None else store, False, lists), Path.cwd()
     bundled: list[_CaseFile] | None = None
     for pattern in patterns:
-        if not exists(base / pattern):
+        if not path_exists(base / pattern):
             continue
         if bundled is None:
             bundled = _bundled_case_files()
@@ -207,14 +212,14 @@ def _read_user_files(
     """Return the cases of a user's file or folder; None if the pattern is neither."""
     path = base / pattern
     file, _, function = pattern.partition(".py:")
-    names_function = function and exists(path.with_name(f"{Path(file).name}.py"))
+    names_function = function and path_exists(path.with_name(f"{Path(file).name}.py"))
     # The shell may expand * to __init__.py.
-    if names_function or (path.suffix == ".py" and path.name != "__init__.py" and exists(path)):
+    if names_function or (path.suffix == ".py" and path.name != "__init__.py" and path_exists(path)):
         raise UsageError(f"{pattern!r} is no case file; name a kernel of your own with --implementation {pattern}")
     # A program may be called as bundled cases are, which are meant: check attention -i ./attention.
     glob = _case_glob(pattern)
     is_program = path.suffix not in _SUFFIXES and any(_matches_glob(file.id_prefix, glob) for file in bundled)
-    if not exists(path) or (is_program and path.is_file()):
+    if not path_exists(path) or (is_program and path.is_file()):
         return None
     if several and (path.name == "__pycache__" or (path.is_file() and not _is_case_file(path, reading.lists))):
         # The shell spreads cases/* over everything that is there.
@@ -269,7 +274,7 @@ def similar_names_hint(pattern: str, store: Store | None = None) -> str:
     return f"; did you mean {join_words_or(close[:_MAX_SUGGESTIONS])}?" if close else ""
 
 
-def exists(path: Path) -> bool:
+def path_exists(path: Path) -> bool:
     """Return whether a file or folder exists; False for a name that no file can have, such as one that is too long."""
     try:
         return path.exists()
@@ -391,14 +396,14 @@ class NoSuchCase(UsageError):
     """No case has this name."""
 
 
-def address(identity: str, path: str) -> str:
+def case_address(identity: str, path: str) -> str:
     """Return the address of a case: its id, or with a ``path`` the path and the last part of the id."""
     return f"{path}{CASE_SEPARATOR}{identity.rpartition('/')[2]}" if path else identity
 
 
-def select_one(
+def select_case(
     wanted: str, configured: Sequence[str] = (), base: Path | None = None, lists: Sequence[Path] = ()
-) -> tuple[Case, Selection]:
+) -> tuple[Case, CaseSelection]:
     """Return the one case that the text names, and the selection that it is in, for its tags.
 
     ``configured`` are the project's files and folders, ``lists`` the lists of expected failures among them. Raises
@@ -422,7 +427,7 @@ DEFAULT_DTYPE = "float32"
 """The dtype of a question about one case, if the case has it."""
 
 
-def dtype_of(case: Case, wanted: str | None) -> str:
+def choose_dtype(case: Case, wanted: str | None) -> str:
     """Return the dtype in which one case is asked: the one that is wanted, or float32, or the case's first.
 
     Raises ``UsageError`` if the case does not have the one that is wanted.
@@ -439,7 +444,7 @@ def _list_ids(cases: Sequence[Case]) -> str:
     return "\n".join([*lines, *[f"  and {len(cases) - len(lines)} more"] * (len(cases) > len(lines))])
 
 
-def _select_candidates(wanted: str, configured: Sequence[str], base: Path, lists: Sequence[Path]) -> Selection:
+def _select_candidates(wanted: str, configured: Sequence[str], base: Path, lists: Sequence[Path]) -> CaseSelection:
     for separator in _SEPARATORS.finditer(wanted):  # a file of the user or a bundled one, and a part of a name after it
         file, part = wanted[: separator.start()], wanted[separator.end() :]
         if not file.endswith(_SUFFIXES) or not part:
@@ -463,7 +468,7 @@ def _select_candidates(wanted: str, configured: Sequence[str], base: Path, lists
     try:
         return select_cases([wanted], base=base, expected_failures=lists)
     except UsageError:
-        if exists(base / wanted):
+        if path_exists(base / wanted):
             raise
     if configured:
         selection = select_cases(configured, base=base, expected_failures=lists)
@@ -477,7 +482,7 @@ def _select_candidates(wanted: str, configured: Sequence[str], base: Path, lists
     )
 
 
-def _filter_by_name_part(selection: Selection, part: str, file: str) -> Selection:
+def _filter_by_name_part(selection: CaseSelection, part: str, file: str) -> CaseSelection:
     """Keep the case whose name is the part, or else those whose names have it in them."""
     if selection.faults:
         return selection
@@ -515,10 +520,10 @@ def _find_file(path: Path) -> Path | None:
 
 
 def _is_file(path: Path) -> bool:
-    return exists(path) and path.is_file()
+    return path_exists(path) and path.is_file()
 
 
-def read_by_address(addresses: Mapping[str, str], base: Path | None = None) -> dict[str, Case]:
+def read_cases_at_addresses(addresses: Mapping[str, str], base: Path | None = None) -> dict[str, Case]:
     """Read cases by their ids, each of which has an ``address``; cases that no longer exist are left out."""
     base = base or Path.cwd()
     called = dict.fromkeys(file for location in addresses.values() for file in _files_at_address(location, base))
@@ -590,7 +595,7 @@ def load_tile_cases(path: Path, display_name: str, known_tags: Iterable[str], ti
     return [case for case in cases if not _is_large_gradient(case)]
 
 
-def tile_note(tiles: Iterable[int]) -> str:
+def note_on_large_tiles(tiles: Iterable[int]) -> str:
     """Return a note on the parts of large tiles that are not judged; empty if all are."""
     large = ",".join(str(size) for size in tiles if size * (2 * size + 1) > MAX_JUDGED_SCORES)
     rows = f"rows stand for all where there are more than {MAX_JUDGED_SCORES:,} scores"

@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.spec import AT_LEAST, AXES, MEMORY_LAYOUTS, OPERATIONS, STAGE_SPECS, Axes, InputSpec, Shape, inputs_of
+from attncheck.spec import (
+    AXES,
+    MEMORY_LAYOUTS,
+    MIN_AXIS_LENGTHS,
+    OPERATIONS,
+    STAGE_SPECS,
+    Axes,
+    InputSpec,
+    Shape,
+    input_specs,
+)
 
 _AXES_OF_ANY_LENGTH = frozenset({"D", "B", "Lq", "Lk", "P", "T", "Lr"})
 """Axes that may have length 0; without a head or a width, there is nothing to compute."""
@@ -57,18 +67,22 @@ def operation_input_shape(spec: InputSpec, shape: Shape, heads: int | None = Non
     is_projection = len(spec.axes) == 2 and "*" in spec.axes[1]
     if is_projection and len(shape) == 3:
         if heads not in (None, shape[0]):
-            raise ValueError(f"shape {show(shape)} is a matrix for each of {shape[0]} heads, and there are {heads}")
+            raise ValueError(
+                f"shape {format_shape(shape)} is a matrix for each of {shape[0]} heads, and there are {heads}"
+            )
         return merged_weight_shape(shape)
     if heads is not None and not is_projection:
         if len(shape) > 3:
-            got = f"got shape {show(shape)}; inputs with an axis of heads are `layout: split`"
+            got = f"got shape {format_shape(shape)}; inputs with an axis of heads are `layout: split`"
             raise ValueError(f"expected at most 3 axes (B, L, heads*width) in the merged layout, {got}")
         batch, length, width = add_leading_axes(shape, 3)
         if width % heads:
             raise ValueError(f"a width of {width} cannot be split over {heads} heads")
         return (batch, heads, length, width // heads)
     if len(shape) > len(spec.axes):
-        raise ValueError(f"expected at most {len(spec.axes)} axes ({', '.join(spec.axes)}), got shape {show(shape)}")
+        raise ValueError(
+            f"expected at most {len(spec.axes)} axes ({', '.join(spec.axes)}), got shape {format_shape(shape)}"
+        )
     return add_leading_axes(shape, len(spec.axes))
 
 
@@ -88,7 +102,7 @@ def bind_axes(
         if name not in shapes or spec.broadcast:
             continue
         for letter, length in zip(spec.axes, shapes[name], strict=True):
-            shape, axis = f"shape {show(shapes[name])}", f"axis {letter} of ({', '.join(spec.axes)})"
+            shape, axis = f"shape {format_shape(shapes[name])}", f"axis {letter} of ({', '.join(spec.axes)})"
             if length == 0 and letter not in _AXES_OF_ANY_LENGTH:
                 raise ShapeFault(name, f"{shape}: {axis} is 0; only the batch and lengths may be")
             known = lengths.setdefault(letter, length)
@@ -113,7 +127,7 @@ def bind_axes(
 
 def _check_at_least(lengths: Mapping[str, int], found_in: Mapping[str, str]) -> None:
     """Check axes that have to be at least as long as others together."""
-    for letter, parts in AT_LEAST:
+    for letter, parts in MIN_AXIS_LENGTHS:
         length, least = lengths.get(letter), sum(lengths.get(part, 0) for part in parts)
         at_fault = next((found_in[part] for part in (letter, *parts) if part in found_in and part in {"Lr", "R"}), None)
         if length is not None and at_fault is not None and length < least:
@@ -146,8 +160,8 @@ def _check_broadcast(specs: Mapping[str, InputSpec], shapes: Mapping[str, Shape]
                 continue
             if spec.of_blocks:
                 problem = f"{want} elements cannot be cut into {got} blocks of the same length"
-                raise ShapeFault(name, f"shape {show(shapes[name])}: {problem}")
-            raise ShapeFault(name, f"shape {show(shapes[name])} does not broadcast to {show(wanted)}")
+                raise ShapeFault(name, f"shape {format_shape(shapes[name])}: {problem}")
+            raise ShapeFault(name, f"shape {format_shape(shapes[name])} does not broadcast to {format_shape(wanted)}")
 
 
 def concatenated_shape(shapes: Sequence[Shape], axis: int) -> Shape:
@@ -157,7 +171,7 @@ def concatenated_shape(shapes: Sequence[Shape], axis: int) -> Shape:
         >>> concatenated_shape([(2, 3), (2, 4)], -1)
         (2, 7)
     """
-    listed, rank = ", ".join(map(show, shapes)), len(shapes[0])
+    listed, rank = ", ".join(map(format_shape, shapes)), len(shapes[0])
     if not -rank <= axis < rank:
         raise ValueError(f"axis {axis} does not exist in arrays of {rank} axes, got {listed}")
     axis %= rank
@@ -172,7 +186,7 @@ def broadcast_shape(shapes: Sequence[Shape]) -> Shape:
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:
-        listed = ", ".join(map(show, shapes))
+        listed = ", ".join(map(format_shape, shapes))
         raise ValueError(f"expected shapes that broadcast to each other, got {listed}") from None
 
 
@@ -181,14 +195,14 @@ def stage_axes(operation: str, letters: Collection[str]) -> dict[str, Axes]:
 
     The gradient of an optional input is left out: it has the shape of that input.
     """
-    spec, optional = OPERATIONS[operation], optional_gradients(operation)
+    spec, optional = OPERATIONS[operation], input_of_optional_gradients(operation)
     axes = {stage: STAGE_SPECS[stage].axes for stage in spec.stages if stage not in optional}
     for stage, choices in spec.stage_axes.items():
         axes[stage] = next((choice for choice in choices if set(choice) <= set(letters)), choices[-1])
     return axes
 
 
-def optional_gradients(operation: str) -> dict[str, str]:
+def input_of_optional_gradients(operation: str) -> dict[str, str]:
     """Return the gradients of optional inputs, each with the name of its input, whose shape it has."""
     spec = OPERATIONS[operation]
     optional = {f"grad_{name}": name for name, spec in spec.inputs.items() if not spec.required}
@@ -217,26 +231,26 @@ def multi_slice_axes(shape: tuple[int, ...]) -> list[int]:
     return [axis for axis, length in enumerate(shape[:-1]) if length > 1]
 
 
-def layout_fault(layout: str, shape: Shape) -> str:
+def unsupported_layout_reason(layout: str, shape: Shape) -> str:
     """Return why no input of a shape can have a memory layout; empty if it can."""
     spec = MEMORY_LAYOUTS[layout]
     if len(shape) < spec.axes:
         of_heads = " (an axis of heads is one of them)" if spec.axes == 4 else ""
-        return f"{layout} needs {spec.axes} axes{of_heads}, got {show(shape)}"
+        return f"{layout} needs {spec.axes} axes{of_heads}, got {format_shape(shape)}"
     if spec.slices is None:
         return ""
     if not multi_slice_axes(shape):
-        return f"{layout} needs an axis, other than the last, of several slices, got {show(shape)}"
+        return f"{layout} needs an axis, other than the last, of several slices, got {format_shape(shape)}"
     slices = shape[multi_slice_axes(shape)[0]]
     return f"{layout} lays at most {spec.slices} slices apart, got {slices}" if slices > spec.slices else ""
 
 
-def show(shape: Shape) -> str:
+def format_shape(shape: Shape) -> str:
     """Write a shape as people do: 2x3x4."""
     return "x".join(map(str, shape)) or "scalar"
 
 
-def score_elements(operation: str, options: Mapping[str, Any], inputs: Mapping[str, NDArray[Any]]) -> int:
+def count_scores(operation: str, options: Mapping[str, Any], inputs: Mapping[str, NDArray[Any]]) -> int:
     """Return how many scores an operation has: B * H * Lq * T, or N for parts."""
     for name in {"scores", "log_sum_exps"} & inputs.keys():
         return int(inputs[name].size)
@@ -259,7 +273,7 @@ def axis_lengths(operation: str, options: Mapping[str, Any], shapes: Mapping[str
         (5, {})
     """
     try:
-        specs = inputs_of(operation, options.get("score"))
+        specs = input_specs(operation, options.get("score"))
         lengths = bind_axes(specs, shapes, options.get("heads"), options.get("kv_heads"))
     except (ValueError, KeyError, TypeError, ArithmeticError):  # a record that another program wrote
         return {}
@@ -273,7 +287,7 @@ _HIDDEN_IF_EQUAL_TO = {"Hkv": "H", "Dk": "D", "Dv": "D"}
 """Axes that are shown only if they differ from another one."""
 
 
-def lengths_text(lengths: Mapping[str, int]) -> str:
+def format_lengths(lengths: Mapping[str, int]) -> str:
     """Write the lengths of axes: B=1 H=4 Hkv=2 Lq=3 Lk=5 D=8."""
     shown = (
         letter

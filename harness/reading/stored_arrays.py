@@ -28,9 +28,9 @@ from attncheck.reading.shapes import FieldFault
 from attncheck.spec import Shape
 
 Array = NDArray[Any]
-MAX_FILE = 2**30
+MAX_FILE_BYTES = 2**30
 """Bytes of a file."""
-MAX_STORED = 2**26
+MAX_STORED_NUMBERS = 2**26
 """Numbers of an array."""
 MAX_COUNTS = 2**14
 """Whole numbers that are all looked at, as counts have to be."""
@@ -38,7 +38,7 @@ _MAX_HEADER_BYTES = 2**20
 _MAX_EXACT_INTEGER = 2**53
 """float64 has every whole number up to this one."""
 _MAX_LISTED_NAMES = 20
-SAFETENSORS: Mapping[str, np.dtype[Any]] = {
+SAFETENSORS_DTYPES: Mapping[str, np.dtype[Any]] = {
     name: np.dtype(dtype)
     for name, dtype in {
         "BOOL": bool,
@@ -101,11 +101,11 @@ def _read_bytes(source: StoredNumbers) -> bytes:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            data = file.read(MAX_FILE + 1) if size <= MAX_FILE else b""
+            data = file.read(MAX_FILE_BYTES + 1) if size <= MAX_FILE_BYTES else b""
     except OSError as error:
         raise StoredArrayFault("file", f"{source.file} cannot be read: {os.strerror(error.errno or 0)}") from None
-    if size > MAX_FILE or len(data) > MAX_FILE:
-        raise StoredArrayFault("file", f"{source.file} has {size} bytes; expected at most {MAX_FILE}")
+    if size > MAX_FILE_BYTES or len(data) > MAX_FILE_BYTES:
+        raise StoredArrayFault("file", f"{source.file} has {size} bytes; expected at most {MAX_FILE_BYTES}")
     if source.sha256 is not None and (digest := hashlib.sha256(data).hexdigest()) != source.sha256:
         raise StoredArrayFault("sha256", f"{source.file} has the checksum {digest}; it is another file, or was changed")
     return data
@@ -153,8 +153,8 @@ def _size_in_bytes(shape: Shape, dtype: np.dtype[Any]) -> int:
     if dtype.hasobject:
         raise StoredArrayFault("file", "holds Python objects, which are never unpickled; store numbers")
     numbers = math.prod(shape)
-    if math.prod(max(1, length) for length in shape) > MAX_STORED:
-        raise StoredArrayFault("file", f"holds an array of {numbers} numbers; expected at most {MAX_STORED}")
+    if math.prod(max(1, length) for length in shape) > MAX_STORED_NUMBERS:
+        raise StoredArrayFault("file", f"holds an array of {numbers} numbers; expected at most {MAX_STORED_NUMBERS}")
     return numbers * dtype.itemsize
 
 
@@ -178,7 +178,7 @@ def _parse_npz(data: bytes, name: str | None) -> Array:
     with zipfile.ZipFile(BytesIO(data)) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         member = members[_require_array_name(members, name)]
-        most = MAX_STORED * 8 + _MAX_HEADER_BYTES
+        most = MAX_STORED_NUMBERS * 8 + _MAX_HEADER_BYTES
         if member.file_size > most:  # whatever the archive says of itself, no more is unpacked
             raise StoredArrayFault("file", f"{name} would unpack to {member.file_size} bytes; expected at most {most}")
         with archive.open(member) as file:
@@ -202,14 +202,14 @@ def _parse_safetensors(data: bytes, name: str | None) -> Array:
             pass
         case _:
             raise ValueError("expected dtype, shape and data_offsets in the header")
-    if dtype not in SAFETENSORS:
-        raise StoredArrayFault("file", f"holds {dtype[:40]}; expected one of {', '.join(SAFETENSORS)}")
+    if dtype not in SAFETENSORS_DTYPES:
+        raise StoredArrayFault("file", f"holds {dtype[:40]}; expected one of {', '.join(SAFETENSORS_DTYPES)}")
     if not all(isinstance(axis, int) and not isinstance(axis, bool) and axis >= 0 for axis in shape):
         raise ValueError("a shape is a list of whole numbers")
-    size, numbers = _size_in_bytes(tuple(shape), SAFETENSORS[dtype]), data[8 + length :]
+    size, numbers = _size_in_bytes(tuple(shape), SAFETENSORS_DTYPES[dtype]), data[8 + length :]
     if not 0 <= begin <= end <= len(numbers) or end - begin != size:
         raise ValueError(f"expected {size} bytes of numbers between {begin} and {end} of {len(numbers)}")
-    return np.frombuffer(numbers[begin:end], SAFETENSORS[dtype]).reshape(shape)
+    return np.frombuffer(numbers[begin:end], SAFETENSORS_DTYPES[dtype]).reshape(shape)
 
 
 def _require_unique_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

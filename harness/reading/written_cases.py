@@ -17,7 +17,7 @@ _MAX_FLOW_WIDTH = 110
 _DTYPES_OF_NPZ = frozenset({"float64", "float32", "float16"})
 
 
-def case_text(data: Mapping[str, Any]) -> str:
+def format_case_file(data: Mapping[str, Any]) -> str:
     """Return the text of a case file."""
     from ruamel.yaml import YAML
 
@@ -45,7 +45,7 @@ def _as_styled_yaml(data: Any) -> Any:
     return styled
 
 
-def stored_arrays(arrays: Mapping[str, Array]) -> tuple[bytes, str]:
+def pack_npz(arrays: Mapping[str, Array]) -> tuple[bytes, str]:
     """Return the .npz file of some arrays, in dtypes that NumPy's files support without loss, and its checksum."""
     content = BytesIO()
     kept = {

@@ -26,8 +26,8 @@ from attncheck.common.processors import emulation_variables
 from attncheck.common.wording import join_words
 from attncheck.execution.environment import package_version
 from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.execution.operations import call_of
-from attncheck.execution.padding import Padding
+from attncheck.execution.operations import function_and_keywords
+from attncheck.execution.padding import PaddedCall
 from attncheck.execution.signatures import INPUTS
 from attncheck.execution.worker import THREAD_VARIABLES
 from attncheck.reading.case import Case
@@ -84,7 +84,7 @@ class Script:
 
     case: Case
     implementation: Implementation
-    padding: Padding
+    padding: PaddedCall
     dtype: str
     expected: Mapping[str, StageAnswer]
     before: Sequence[Problem] = ()
@@ -253,7 +253,7 @@ class Script:
 
     def call_of(self, problem: Problem) -> UserCall:
         """Return the call of a problem as it is passed; a user's function takes some inputs by position."""
-        name, options = call_of(problem.operation, problem.options)
+        name, options = function_and_keywords(problem.operation, problem.options)
         by_position: tuple[str, ...] = ()
         if isinstance(self.entry, UserImplementation):
             by_position, options = INPUTS[name], _keywords_for_call(self.entry, problem, options)
@@ -287,7 +287,7 @@ def _input_layouts(problem: Problem) -> dict[str, str]:
 
 
 def _function_name(problem: Problem) -> str:
-    return call_of(problem.operation, problem.options)[0]
+    return function_and_keywords(problem.operation, problem.options)[0]
 
 
 def _shadows_standard_module(entry: UserImplementation) -> bool:
@@ -370,7 +370,7 @@ def import_code(module: str, path: str) -> tuple[str, ...]:
 
 def _keywords_for_call(entry: UserImplementation, problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a call's options, and required keywords of the function."""
-    name, _ = call_of(problem.operation, problem.options)
+    name, _ = function_and_keywords(problem.operation, problem.options)
     required = entry.required.get(name, {})
     keywords = {keyword: value for keyword, value in required.items() if keyword not in {**problem.inputs, **options}}
     keywords |= options

@@ -28,19 +28,19 @@ from attncheck.common.errors import OutputError, UsageError
 from attncheck.diagnosis.declared import truth_for_implementation
 from attncheck.execution.call import START_SECONDS, CallTimeout, Limits, RemoteError, WorkerDied, WorkerProcess
 from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.execution.operations import call_of
-from attncheck.execution.padding import required_call
+from attncheck.execution.operations import function_and_keywords
+from attncheck.execution.padding import pad_call_or_raise
 from attncheck.execution.signatures import INPUTS
 from attncheck.execution.worker import redirect_output
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.reading.case import Case, case_record
-from attncheck.reading.inputs import inputs_in, problem_of
+from attncheck.reading.inputs import make_inputs, problem_from_case
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
 from attncheck.repro.code import expected_stages, fold_line, names_tuple_code
 from attncheck.repro.script import Script, UserCall, import_code, target_code
 from attncheck.results.format import SCRIPTS_FOLDER, Row
-from attncheck.settings.commands import command, command_words_by_name, shell_command
+from attncheck.settings.commands import case_command, command_words_by_name, shell_command
 from attncheck.spec import result_stages
 from attncheck.spec.verdicts import Verdict
 
@@ -97,11 +97,11 @@ def repro_script(
     rounding_model = implementation.rounding_model(dtype)
     if rounding_model is None:
         raise UsageError(f"{implementation.name} declares no {dtype}: there is nothing to reproduce")
-    inputs = inputs_in(case, dtype)
+    inputs = make_inputs(case, dtype)
     truth = truth_for_implementation(implementation, case, inputs)
-    padding = required_call(implementation, problem_of(case, inputs).as_call())
+    padding = pad_call_or_raise(implementation, problem_from_case(case, inputs).as_call())
     expected = expected_stages(case, truth, rounding_model, judgements)
-    earlier = [required_call(implementation, problem).problem for problem in problems_before(before)]
+    earlier = [pad_call_or_raise(implementation, problem).problem for problem in problems_before(before)]
     dtypes = frozenset({dtype, *(called_dtype for _, called_dtype in before)})
     script = Script(case, implementation, padding, dtype, expected, earlier, dtypes)
     about = {"name": implementation.name, "dtype": dtype, "case": case.name, "command": command}
@@ -114,7 +114,7 @@ def repro_script(
 
 def problems_before(before: Sequence[tuple[Case, str]]) -> list[Problem]:
     """Return the calls that come first. Raises ``UsageError`` if they are too many, or too large, for a script."""
-    problems = [problem_of(case, inputs_in(case, dtype)).as_call() for case, dtype in before]
+    problems = [problem_from_case(case, make_inputs(case, dtype)).as_call() for case, dtype in before]
     held = sum(array.nbytes for problem in problems for array in problem.inputs.values())
     if len(problems) > MAX_CALLS_BEFORE or held > MAX_BYTES_BEFORE:
         raise UsageError(
@@ -346,11 +346,11 @@ def record_call(entry: Any, mode: Mode, family: Family, problem: Problem, number
     """Return the arguments of call ``number`` of a family's function for a problem; runs in a worker process."""
     redirect_output(log)
     from attncheck.backends.family_calls import FamilyFunction, import_owner
-    from attncheck.execution.user_call import load
+    from attncheck.execution.user_call import load_target
 
-    function = getattr(*import_owner(mode.call)) if isinstance(mode, Library) else load(entry.target)
+    function = getattr(*import_owner(mode.call)) if isinstance(mode, Library) else load_target(entry.target)
     notes: list[UserCall] = []
-    name, options = call_of(problem.operation, problem.options)
+    name, options = function_and_keywords(problem.operation, problem.options)
 
     @wraps(function)
     def stand_in(*arguments: Any, **named: Any) -> Any:
@@ -410,7 +410,7 @@ def write_scripts(
         if name not in again:  # an object of this process has no file
             continue
         file = f"{len(index):03d}.py"
-        explain = command("explain", case_record(known_cases[case], {}), again[name], dtype)
+        explain = case_command("explain", case_record(known_cases[case], {}), again[name], dtype)
         story = "\n".join([*messages[evaluation], _FRESH_PROCESS_HINT.format(explain=explain)])
         runs_it = shell_command(["python", str(folder / file)])
         try:

@@ -21,20 +21,20 @@ MINIMUM_PATTERN = re.compile(r"([0-9]{1,9})|([0-9]{1,3}(?:\.[0-9]{1,3})?) ?%")
 
 
 @dataclass(frozen=True)
-class Minimum:
+class MinimumJudged:
     """The fewest cases in which every implementation has to be judged: a number, or percent of those asked for."""
 
     number: float
     is_share: bool
 
     @classmethod
-    def of(cls, text: str | int, where: str) -> Minimum:
+    def of(cls, text: str | int, where: str) -> MinimumJudged:
         """Read 20 or 80%. Raises ``UsageError``, whose message begins with ``where``, the option or field.
 
         Example:
-            >>> Minimum.of("80%", "min_judged").is_reached(judged=79, asked=100)
+            >>> MinimumJudged.of("80%", "min_judged").is_reached(judged=79, asked=100)
             False
-            >>> Minimum.of(20, "min_judged").is_reached(judged=20, asked=100)
+            >>> MinimumJudged.of(20, "min_judged").is_reached(judged=20, asked=100)
             True
         """
         match = MINIMUM_PATTERN.fullmatch(str(text).strip()) if not isinstance(text, bool) else None
@@ -50,7 +50,7 @@ class Minimum:
         return f"{self.number:g}%" if self.is_share else f"{self.number:.0f}"
 
 
-PICKED = ("cases", "tags", "dtypes", "match", "failed", "searched")
+SELECTING_OPTIONS = ("cases", "tags", "dtypes", "match", "failed", "searched")
 """The ways to narrow the cases of a run: paths and globs, tags, dtypes, an expression, the failures of the last run,
 and the problems of a search."""
 
@@ -93,7 +93,7 @@ class RequestedRun:
 
     cases: int
     by_name: tuple[str, ...] = ()
-    minimum: Minimum | None = None
+    minimum: MinimumJudged | None = None
     picked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stopped: EarlyStop | None = None
     own: tuple[str, ...] = ()
@@ -110,8 +110,8 @@ class RequestedRun:
         return cls(
             cases,
             tuple(asked.get("by_name", ())),
-            None if minimum is None else Minimum.of(minimum, "min_judged"),
-            {name: tuple(asked[name]) for name in PICKED if asked.get(name)},
+            None if minimum is None else MinimumJudged.of(minimum, "min_judged"),
+            {name: tuple(asked[name]) for name in SELECTING_OPTIONS if asked.get(name)},
             stopped,
             tuple(asked.get("own", ())),
             dict(asked.get("widens", {})),
@@ -141,7 +141,7 @@ def is_function_missing(lacks: str) -> bool:
     return lacks.endswith("()")
 
 
-def is_not_offered(lacks: str) -> bool:
+def is_function_or_dtype_missing(lacks: str) -> bool:
     """Return whether a case lacks the function of its operation, or only this dtype."""
     return is_function_missing(lacks) or lacks in DTYPES
 

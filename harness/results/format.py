@@ -217,12 +217,12 @@ CHANGED_BY_DIAGNOSIS = ("verdict", "message", "begins_at", "empty_rows", "diagno
 """Columns of a failing row that are rewritten when it has a diagnosis."""
 
 
-def disagrees(rows: Iterable[Row]) -> bool:
+def has_failure(rows: Iterable[Row]) -> bool:
     """Return whether any of the rows fails, expected or not."""
     return any(row.fails for row in rows)
 
 
-def bound_name(rounding_model: str) -> str:
+def bound_array_name(rounding_model: str) -> str:
     """Return the name under which the bounds of a class are stored with the implementations' arrays."""
     return f"bound of class {rounding_model}"
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.common.errors import ResultsError, UsageError
-from attncheck.common.wording import at_stage, join_words
+from attncheck.common.wording import format_at_stage, join_words
 from attncheck.reading.case import Case, PackedCases
-from attncheck.reading.selection import address
+from attncheck.reading.selection import case_address
 from attncheck.results.coverage import EarlyStop
 from attncheck.results.format import Row
 from attncheck.results.parts import read_rows
@@ -47,7 +47,7 @@ class FailedEvaluation:
         return self.case, self.dtype, self.implementation
 
     def __str__(self) -> str:
-        return f"{self.implementation}: {self.case} [{self.dtype}]: {at_stage(self.verdict, self.stage)}"
+        return f"{self.implementation}: {self.case} [{self.dtype}]: {format_at_stage(self.verdict, self.stage)}"
 
 
 def failed_evaluations(rows: Iterable[Row]) -> list[FailedEvaluation]:
@@ -256,7 +256,7 @@ def _select_declared(
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckRecord:
     """A check's results: its case records in the order of its plan, and when they were written."""
 
     directory: Path
@@ -267,7 +267,7 @@ class Checked:
     def address(self, identity: str) -> str | None:
         """Return the address of a case of the check for a command; None if it had no case with that id."""
         record = self.cases.get(identity)
-        return None if record is None else address(identity, record.get("path", ""))
+        return None if record is None else case_address(identity, record.get("path", ""))
 
     def asked(self, implementation: str) -> dict[CaseInDtype, str]:
         """Return the first failure of every call, in the plan's order; empty text if nothing is wrong."""
@@ -277,7 +277,7 @@ class Checked:
         return call_outcomes(planned, table.take(kept.astype(bool)).records())
 
 
-def read_check_record(directory: Path, *, needed: bool) -> Checked | None:
+def read_check_record(directory: Path, *, needed: bool) -> CheckRecord | None:
     """Read the check in a folder; None if there is none, unless it is ``needed``. Raises ``ResultsError``."""
     try:
         environment = read_environment(directory)
@@ -286,10 +286,10 @@ def read_check_record(directory: Path, *, needed: bool) -> Checked | None:
             raise
         return None
     cases, _ = read_cases(directory / "cases.json")
-    return Checked(directory, cases, environment.get("again", {}), (directory / "environment.json").stat().st_mtime)
+    return CheckRecord(directory, cases, environment.get("again", {}), (directory / "environment.json").stat().st_mtime)
 
 
-def killed_the_worker(message: str) -> bool:
+def has_killed_worker(message: str) -> bool:
     """Return whether a call ended its process, so that the next call had a new one."""
     return message.startswith((Verdict.CRASH, Verdict.TIMEOUT))
 
@@ -318,4 +318,4 @@ def failure_text(verdict: str, stage: str, message: str) -> str:
         >>> failure_text("crashed", "", "exit code 139")
         'crashed: exit code 139'
     """
-    return f"{at_stage(verdict, stage)}{f': {message}' if message else ''}"
+    return f"{format_at_stage(verdict, stage)}{f': {message}' if message else ''}"

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.common.errors import ResultsError
-from attncheck.common.wording import ESCAPED, LONGEST_TEXT, one_line
+from attncheck.common.wording import ESCAPED_CHARACTERS, MAX_TEXT_LENGTH, escape_to_one_line
 from attncheck.results.format import ARRAY_SCHEMA, PROPERTY_PART, ROW_SCHEMA, ComparisonKind, Row
 from attncheck.results.tables import (
     UNREADABLE_ERRORS,
@@ -155,8 +155,8 @@ def _sanitize_texts(table: RowTable) -> RowTable:
     for name, values in table.columns.items():
         if values.array.dtype == object:
             texts = set(values.array.tolist()) - {None}
-            if any(ESCAPED.search(text) or len(text) > LONGEST_TEXT for text in texts):
-                lines = {None: None, **{text: one_line(text) for text in texts}}
+            if any(ESCAPED_CHARACTERS.search(text) or len(text) > MAX_TEXT_LENGTH for text in texts):
+                lines = {None: None, **{text: escape_to_one_line(text) for text in texts}}
                 array = np.empty(len(values.array), object)
                 array[:] = [lines[text] for text in values.array.tolist()]
                 columns[name] = ColumnValues(array)
@@ -289,4 +289,4 @@ def decode_array(row: Mapping[str, Any], key: ArrayKey, path: Path) -> NDArray[A
 
 
 def _short_message(error: BaseException) -> str:
-    return one_line(" ".join(str(error).split()), 200).rstrip(".") or type(error).__name__
+    return escape_to_one_line(" ".join(str(error).split()), 200).rstrip(".") or type(error).__name__

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from attncheck.common.errors import ResultsError
-from attncheck.common.wording import WEB_ADDRESS, one_line
+from attncheck.common.wording import WEB_ADDRESS, escape_to_one_line
 from attncheck.results.coverage import MINIMUM_PATTERN
 from attncheck.results.format import FORMAT_VERSION
 
@@ -199,9 +199,9 @@ def sanitize_text(content: Any) -> Any:
         {'note': ['two\\nlines', 3]}
     """
     if isinstance(content, str):
-        return one_line(content)
+        return escape_to_one_line(content)
     if isinstance(content, dict):
-        return {one_line(name): sanitize_text(value) for name, value in content.items()}
+        return {escape_to_one_line(name): sanitize_text(value) for name, value in content.items()}
     return [sanitize_text(value) for value in content] if isinstance(content, list) else content
 
 
@@ -393,12 +393,14 @@ def differing_cases(cases: Mapping[str, CasesById]) -> dict[str, str]:
             first_label = first.setdefault(identity, label)
             if first_label == label or identity in differing:
                 continue
-            if changes := changed(cases[first_label][identity], case):
+            if changes := describe_case_changes(cases[first_label][identity], case):
                 differing[identity] = f"{changes[0]} ({first_label} and {label})"
     return differing
 
 
-def changed(before: Mapping[str, Any], after: Mapping[str, Any], *, expectations: bool = False) -> list[str]:
+def describe_case_changes(
+    before: Mapping[str, Any], after: Mapping[str, Any], *, expectations: bool = False
+) -> list[str]:
     """Describe the differences of a case, a line each; ``expectations`` adds its dtypes and expected numbers.
 
     Example:

@@ -126,7 +126,7 @@ def update_exit_code(directory: Path, code: ExitCode) -> None:
     _write_json(path, {**(read_json(path) or {}), "exit_code": int(code)})
 
 
-def note_confirmed(directory: Path, confirmed: Mapping[str, Sequence[str]]) -> None:
+def store_confirmed_features(directory: Path, confirmed: Mapping[str, Sequence[str]]) -> None:
     """Store the features of failing cases that were confirmed with a run's environment. Raises ``OutputError``."""
     path = directory / "environment.json"
     environment = dict(read_json(path) or {})

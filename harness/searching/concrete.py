@@ -21,8 +21,8 @@ import numpy as np
 
 from attncheck.common.wording import slug
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import inputs_in
-from attncheck.reading.loader import case_of_data
+from attncheck.reading.inputs import make_inputs
+from attncheck.reading.loader import case_from_data
 from attncheck.reading.problem import Problem
 from attncheck.searching.shapes import EDGES
 from attncheck.spec import HEADS, OPERATIONS, InputSpec, score_kind
@@ -72,7 +72,7 @@ def input_axes(spec: InputSpec, options: Mapping[str, Any]) -> tuple[str, ...]:
 
 def concrete_problem(case: Case, dtype: str) -> Problem:
     """Return the problem of any case in a dtype, without its expected numbers."""
-    inputs = inputs_in(case, dtype).arrays
+    inputs = make_inputs(case, dtype).arrays
     specs = case.input_specs
     options = {
         name: value for name, value in case.options.items() if name not in _FILE_ONLY_OPTIONS and value is not False
@@ -109,7 +109,7 @@ def case_file_content(problem: Problem, inputs: Mapping[str, Any], name: str, fo
     return {"title": "Found by a search", "source": source, "operation": problem.operation, "cases": [entry]}
 
 
-def read_concrete(
+def case_of_problem(
     problem: Problem,
     folder: Path,
     identity: str,
@@ -131,7 +131,7 @@ def read_concrete(
             file = f"{identity.rpartition('/')[2]}-{name}.npy"
             np.save(folder / file, array)
             inputs[name] = {"file": file}
-    return case_of_data(case_file_content(problem, inputs, title, "drawn"), folder, identity)
+    return case_from_data(case_file_content(problem, inputs, title, "drawn"), folder, identity)
 
 
 _SIZE_CLASS_LIMITS = (0, 1, 8, 15, 16, 63, 64, 127, 128)
@@ -216,7 +216,7 @@ def _head_features(problem: Problem) -> Iterator[str]:
         yield "one head shared" if lengths["Hkv"] == 1 else "heads shared"
 
 
-def kind_of(problem: Problem) -> str:
+def operation_and_score(problem: Problem) -> str:
     """Return the operation, with the kind of score if that is an option."""
     if not OPERATIONS[problem.operation].has_score_kinds:
         return problem.operation
@@ -245,7 +245,7 @@ class FeatureCounts:
             >>> counts.novelty(problem) / before
             0.25
         """
-        of_kind = _KIND_WEIGHT / (1 + self.counts[kind_of(problem)]) ** 2
+        of_kind = _KIND_WEIGHT / (1 + self.counts[operation_and_score(problem)]) ** 2
         return of_kind + sum(1 / (1 + self.counts[key]) ** 2 for key in _feature_keys(problem))
 
     def add(self, problem: Problem) -> None:
@@ -263,12 +263,12 @@ class FeatureCounts:
             return
         named = {word for word in asked if word.partition(" ")[0] in lacks}
         if any(lack.endswith("()") for lack in lacks):
-            named.add(kind_of(problem))
-        self.refused.update(named or {f"{kind_of(problem)}: {word}" for word in asked})
+            named.add(operation_and_score(problem))
+        self.refused.update(named or {f"{operation_and_score(problem)}: {word}" for word in asked})
 
     def is_likely_refused(self, problem: Problem) -> bool:
         """Return whether a feature of a problem was always refused."""
-        kind, asked = kind_of(problem), _refusable_features(problem)
+        kind, asked = operation_and_score(problem), _refusable_features(problem)
         return any(self.refused[word] >= _MIN_NAMED_REFUSALS and word not in self.answered for word in asked) or any(
             self.refused[f"{kind}: {word}"] >= _MIN_UNNAMED_REFUSALS and word not in self.answered for word in asked
         )
@@ -287,11 +287,11 @@ class FeatureCounts:
 
 def _refusable_features(problem: Problem) -> set[str]:
     """Return the features that an implementation may lack: operation, dtype, options, inputs, shared heads."""
-    return {kind_of(problem), f"dtype {problem.dtype}", *required_features(problem)}
+    return {operation_and_score(problem), f"dtype {problem.dtype}", *required_features(problem)}
 
 
 def _feature_keys(problem: Problem) -> Iterator[str]:
-    kind, features = kind_of(problem), sorted(features_of(problem))
+    kind, features = operation_and_score(problem), sorted(features_of(problem))
     yield kind
     for feature in features:
         yield f"{kind}: {feature}"

@@ -21,19 +21,19 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
 from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
-from attncheck.reading.lowering import Array, expand_blocks, with_poison
+from attncheck.reading.lowering import Array, expand_blocks, poison_unused_keys
 from attncheck.reading.problem import Problem
 from attncheck.searching.concrete import input_axes
 from attncheck.searching.shapes import Random, Real
 from attncheck.spec import (
     OPERATIONS,
     QUERY_KEY_VALUE,
+    SCALE_PREFIX,
     STAGE_SPECS,
-    STEMS,
     InputSpec,
     Shape,
+    dtype_of_input,
     score_kind,
-    stored_dtype,
 )
 from attncheck.spec.dtypes import largest_number
 
@@ -254,7 +254,7 @@ class DrawnInputs:
 
     def _choose_code_scales(self, name: str) -> None:
         """Draw factors for all, for each head or for each key, so that an input fills the range of its format."""
-        stem, options = STEMS[name], self.problem.options
+        stem, options = SCALE_PREFIX[name], self.problem.options
         factor, blocks = f"{stem}_scale", f"{stem}_block_scale"
         array, shape = self.inputs[name], self.problem.inputs[factor].shape
         if blocks in self.inputs:
@@ -262,7 +262,7 @@ class DrawnInputs:
         spec, inputs = self.problem.specs[name], self.problem.inputs
         spread = tuple(axis for axis, length in enumerate(shape) if length == 1)
         largest = np.abs(array).max(axis=-1).max(axis=spread, keepdims=True, initial=1e-9)
-        most = _SHARE_OF_RANGE * largest_number(stored_dtype(spec, inputs, options, ""))
+        most = _SHARE_OF_RANGE * largest_number(dtype_of_input(spec, inputs, options, ""))
         self.inputs[factor] = largest / most * self.random.uniform(1, 1.9)
         self.inputs[name] = array / self.inputs[factor][..., np.newaxis]
 
@@ -275,7 +275,7 @@ class DrawnInputs:
             self._draw_parts()
         can_be_poisoned = "poison" in OPERATIONS[self.problem.operation].options and "key_scale" not in inputs
         if can_be_poisoned and "key_lengths" in inputs and random.rand() < 0.3:
-            self.inputs = with_poison({"poison": "nan"}, inputs, "float64")
+            self.inputs = poison_unused_keys({"poison": "nan"}, inputs, "float64")
         if OPERATIONS[self.problem.operation].has_projections and random.rand() < 1 / 2:
             alike = {name: inputs["query"] for name in ("key", "value") if inputs[name].shape == inputs["query"].shape}
             if len(alike) == 2 and "past_key" not in inputs:

@@ -25,26 +25,26 @@ from attncheck.asking.engine import Engine
 from attncheck.asking.question import Question
 from attncheck.common.errors import CaseError, OutputError, UsageError
 from attncheck.common.wording import slug
-from attncheck.diagnosis.decision import OR
+from attncheck.diagnosis.decision import NAME_SEPARATOR
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.padding import unsupported_reason
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import inputs_in
+from attncheck.reading.inputs import make_inputs
 from attncheck.reading.loader import load_case_file
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
-from attncheck.reading.shapes import show
-from attncheck.reading.written_cases import case_text, stored_arrays
+from attncheck.reading.shapes import format_shape
+from attncheck.reading.written_cases import format_case_file, pack_npz
 from attncheck.results.format import SEARCH_STATE
 from attncheck.searching.concrete import (
     FeatureCounts,
     case_file_content,
+    case_of_problem,
     concrete_problem,
     count_elements,
     drawn_case_id,
     has_nonfinite,
-    kind_of,
-    read_concrete,
+    operation_and_score,
     required_features,
 )
 from attncheck.spec import statistics_dtype
@@ -105,7 +105,7 @@ class ProblemSubject:
     def as_question(self, problem: Problem, name: str) -> Question:
         """Return a problem as a question. Raises ``CaseError`` if it is no valid case."""
         identity = drawn_case_id(problem, name)
-        return Question(read_concrete(problem, Path(self._folder.name), identity), problem.dtype)
+        return Question(case_of_problem(problem, Path(self._folder.name), identity), problem.dtype)
 
     def lacks_of(self, problem: Problem) -> tuple[str, ...]:
         """Return the features that the implementation lacks for a problem, as far as its parameters show."""
@@ -193,8 +193,8 @@ class SearchFinding:
     def explains(self, problem: Problem) -> bool:
         """Return whether a problem has all that this failure needs: the same features, and axes at least as long."""
         if self.needs_calls:  # the problem does not matter
-            return kind_of(problem) == self.operation
-        if kind_of(problem) != self.operation or not set(self.asked) <= required_features(problem):
+            return operation_and_score(problem) == self.operation
+        if operation_and_score(problem) != self.operation or not set(self.asked) <= required_features(problem):
             return False
         if self.has_nonfinite and not has_nonfinite(problem):
             return False
@@ -212,22 +212,22 @@ class SearchFinding:
         The reduced problem has few numbers, which often fit no reading, or many. The problems that were drawn have
         more.
         """
-        other = (diagnosis or "").split(OR)
-        names = [name for name in self.diagnosis.split(OR) if name in other] if self.diagnosis else other
-        return replace(self, numbers={**self.numbers, "diagnosis": OR.join(names)}) if any(names) else self
+        other = (diagnosis or "").split(NAME_SEPARATOR)
+        names = [name for name in self.diagnosis.split(NAME_SEPARATOR) if name in other] if self.diagnosis else other
+        return replace(self, numbers={**self.numbers, "diagnosis": NAME_SEPARATOR.join(names)}) if any(names) else self
 
     @property
     def title(self) -> str:
         """The finding in a line."""
         asked = f" with {', '.join(self.asked)}" if self.asked else ""
-        shapes = ", ".join(f"{name} {show(shape)}" for name, shape in self.shapes.items())
+        shapes = ", ".join(f"{name} {format_shape(shape)}" for name, shape in self.shapes.items())
         return f"{self.symptom.verdict} {self.symptom.stage or self.symptom.error}: {self.operation}{asked}, {shapes}"
 
 
 def case_title(symptom: Symptom, problem: Problem, implementation: str) -> str:
     """Return the name of a case: a sentence."""
     asked = ", ".join(sorted(required_features(problem)))
-    what = f"{kind_of(problem)}{f' with {asked}' if asked else ''}"
+    what = f"{operation_and_score(problem)}{f' with {asked}' if asked else ''}"
     where = f" at {symptom.stage}" if symptom.stage else f" ({symptom.error})" if symptom.error else ""
     return f"{implementation} was {symptom.verdict}{where}: {what} in {problem.dtype}"[:200]
 
@@ -236,7 +236,7 @@ def case_file_name(symptom: Symptom, problem: Problem, identity: str) -> str:
     """Return the name of a file: features of the problem, its symptom, and a hash."""
     asked = sorted(required_features(problem))[:4]
     mark = hashlib.sha256(identity.encode()).hexdigest()[:8]
-    return f"{slug(' '.join([kind_of(problem), *asked, str(symptom)]))[:80].strip('-')}-{mark}.yaml"
+    return f"{slug(' '.join([operation_and_score(problem), *asked, str(symptom)]))[:80].strip('-')}-{mark}.yaml"
 
 
 @dataclass
@@ -309,11 +309,11 @@ def write_case(problem: Problem, path: Path, name: str, found_by: str) -> Case:
         if count_elements(problem) <= MAX_ELEMENTS_IN_YAML:
             inputs = {input_name: _input_entry(problem, input_name) for input_name in problem.inputs}
         else:
-            content, checksum = stored_arrays(problem.inputs)
+            content, checksum = pack_npz(problem.inputs)
             arrays = path.with_suffix(".npz")
             arrays.write_bytes(content)
             inputs = {key: {"file": arrays.name, "name": key, "sha256": checksum} for key in problem.inputs}
-        path.write_text(case_text(case_file_content(problem, inputs, name, found_by)), encoding="utf-8")
+        path.write_text(format_case_file(case_file_content(problem, inputs, name, found_by)), encoding="utf-8")
     return read_written_case(path)
 
 
@@ -334,8 +334,8 @@ def read_written_problem(path: Path) -> Problem:
 
 def has_same_numbers(case: Case, problem: Problem, folder: Path) -> bool:
     """Return whether a written case passes exactly the numbers of a problem to an implementation."""
-    drawn = read_concrete(problem, folder, "search/again")
-    first, second = (inputs_in(source, problem.dtype).arrays for source in (case, drawn))
+    drawn = case_of_problem(problem, folder, "search/again")
+    first, second = (make_inputs(source, problem.dtype).arrays for source in (case, drawn))
     return first.keys() == second.keys() and all(_is_bitwise_equal(first[name], second[name]) for name in first)
 
 

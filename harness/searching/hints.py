@@ -24,11 +24,11 @@ from attncheck.execution.implementations import Implementation
 from attncheck.reading.case import Case, case_record
 from attncheck.reading.model import TagEntry
 from attncheck.reading.problem import Problem
-from attncheck.reports.failure_patterns import FailurePattern, candidates, parts_that_hold
+from attncheck.reports.failure_patterns import FailurePattern, candidate_patterns, evaluate_feature_parts
 from attncheck.reports.frames import Frames, make_frames
 from attncheck.reports.merge import merge_runs
 from attncheck.results.reader import read_runs
-from attncheck.results.writer import note_confirmed
+from attncheck.results.writer import store_confirmed_features
 from attncheck.searching.concrete import concrete_problem, count_elements
 from attncheck.searching.findings import ProblemSubject, symptom_of
 from attncheck.searching.problems import draw_numbers
@@ -60,7 +60,7 @@ def confirm_hints(
 ) -> None:
     """Write the common features of failing cases that further problems confirm. Raises ``OutputError``."""
     frames = make_frames(merge_runs(read_runs([output])))
-    patterns = candidates(frames)
+    patterns = candidate_patterns(frames)
     named, by_id = {item.name: item for item in implementations}, {case.id: case for case in cases}
     confirmed: dict[str, list[str]] = {}
     for pattern in patterns:
@@ -77,7 +77,7 @@ def confirm_hints(
         finally:
             subject.close()
     if confirmed:
-        note_confirmed(output, confirmed)
+        store_confirmed_features(output, confirmed)
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,9 @@ class _HintCheck:
             }
             for problem in problems
         ]
-        return parts_that_hold(self.pattern.where, [*self.frames.cases.values()], records, [p.dtype for p in problems])
+        return evaluate_feature_parts(
+            self.pattern.where, [*self.frames.cases.values()], records, [p.dtype for p in problems]
+        )
 
 
 def _single_changes(problem: Problem, case: Case) -> Iterator[Problem]:

@@ -14,8 +14,8 @@ from attncheck.common.errors import UsageError
 from attncheck.common.wording import join_words, suggest_names
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
-from attncheck.searching.concrete import read_concrete
-from attncheck.spec import DTYPES, OPERATIONS, InputSpec, inputs_of
+from attncheck.searching.concrete import case_of_problem
+from attncheck.spec import DTYPES, OPERATIONS, InputSpec, input_specs
 
 
 def question_of_arrays(
@@ -39,7 +39,7 @@ def question_of_arrays(
     for name, mapping in (("inputs", inputs), ("options", options)):
         if not isinstance(mapping, Mapping):
             raise UsageError(f"{name}: expected a mapping by name, such as a dict; got a {type(mapping).__name__}")
-    specs = inputs_of(operation, options.get("score"))
+    specs = input_specs(operation, options.get("score"))
     present = {name: value for name, value in inputs.items() if value is not None}
     if unknown := next((name for name in present if name not in specs), None):
         raise UsageError(f"inputs: unknown {unknown!r}; {suggest_names(str(unknown), specs)}")
@@ -51,7 +51,7 @@ def question_of_arrays(
         raise UsageError(f"dtype: unknown {chosen!r}; expected one of {', '.join(DTYPES)}")
     numbers = {name: array.astype(np.float64) if specs[name].is_number else array for name, array in arrays.items()}
     problem = Problem(operation, options, numbers, chosen)
-    question = Question(read_concrete(problem, folder, "asked/call", title="A call with arrays of your own"), chosen)
+    question = Question(case_of_problem(problem, folder, "asked/call", title="A call with arrays of your own"), chosen)
     question.inputs  # noqa: B018 # read now, while the folder is there
     return question
 

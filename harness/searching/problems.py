@@ -17,12 +17,12 @@ import numpy as np
 
 from attncheck.backends import numpy_backend
 from attncheck.execution.operations import run_operation
-from attncheck.reading.lowering import Array, check_codes, expand_blocks
+from attncheck.reading.lowering import Array, check_code_shapes, expand_blocks
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import (
     ShapeFault,
-    layout_fault,
     multi_slice_axes,
+    unsupported_layout_reason,
 )
 from attncheck.searching.concrete import FeatureCounts, count_elements, input_axes
 from attncheck.searching.drawing import NOISE_LIKE_REGIMES, REGIMES, DrawnInputs
@@ -31,17 +31,17 @@ from attncheck.spec import (
     HEADS,
     MEMORY_LAYOUTS,
     OPERATIONS,
+    OPERATIONS_PER_HEAD,
     OPTIONS,
-    PER_HEAD,
     QUERY_KEY_VALUE,
     REQUESTED_BY,
+    SCALE_PREFIX,
     SCORE_SPECS,
-    STEMS,
     InputSpec,
     Operation,
     computed_stages,
-    inputs_of,
-    stored_dtype,
+    dtype_of_input,
+    input_specs,
 )
 from attncheck.spec.dtypes import largest_number, round_to
 
@@ -75,7 +75,7 @@ def draw_item(random: Random, items: Sequence[Item]) -> Item:
 
 
 @dataclass(frozen=True)
-class Draw:
+class DrawSettings:
     """The source of random problems: a seed, and one operation or all of them."""
 
     seed: int
@@ -93,7 +93,7 @@ def _kind_weight(kind: Kind) -> int:
     lowered = OPERATIONS.get(operation.lowers_to or "")
     if lowered is not None and lowered.inputs.keys() <= operation.inputs.keys():  # only the other inputs are new
         return _BASE_WEIGHT + len(operation.inputs.keys() - lowered.inputs.keys())
-    weight = _BASE_WEIGHT + len(operation.options - _UNDRAWN_OPTIONS) + len(inputs_of(*kind))
+    weight = _BASE_WEIGHT + len(operation.options - _UNDRAWN_OPTIONS) + len(input_specs(*kind))
     return 2 * weight if any(another.lowers_to == operation.name for another in OPERATIONS.values()) else weight
 
 
@@ -111,14 +111,14 @@ def draw_kind(kinds: Sequence[Kind], random: Random) -> Kind:
     return kinds[int(np.searchsorted(until, random.rand() * until[-1], side="right"))]
 
 
-def outline(
+def draw_outline(
     kind: Kind, dtype: str, random: Random, avoided: Collection[str] = (), shape: DrawShape = draw_at_edges
 ) -> Problem | None:
     """Draw a problem of a kind without its numbers and without ``avoided`` names; None if the draw is no valid problem.
 
     Its inputs have their shapes, but take no memory: all elements are one number. ``dtype`` may be empty.
     """
-    operation, specs = OPERATIONS[kind[0]], inputs_of(*kind)
+    operation, specs = OPERATIONS[kind[0]], input_specs(*kind)
     names = [name for name in specs if name not in avoided]
     names = _draw_inputs(specs, names, random)
     options: dict[str, Any] = {"score": kind[1]} if kind[1] else {}
@@ -151,7 +151,7 @@ def outline(
     )
     try:
         problem.lengths  # noqa: B018 # raises if inputs do not fit together
-        check_codes(options, {name: array.shape for name, array in problem.inputs.items()})
+        check_code_shapes(options, {name: array.shape for name, array in problem.inputs.items()})
     except ShapeFault:  # too narrow for a pair to be rotated, for instance
         return None
     is_zero = any(value == 0 for value in options.values() if isinstance(value, float))  # then all scores are equal
@@ -219,7 +219,7 @@ def _constant_array(spec: InputSpec, options: Mapping[str, Any], lengths: Mappin
     return np.broadcast_to(zero, tuple(shape))
 
 
-def stored(
+def round_to_stored(
     inputs: Mapping[str, Array], specs: Mapping[str, InputSpec], options: Mapping[str, Any], dtype: str
 ) -> dict[str, Array]:
     """Round numbers once to a dtype, and statistics, codes and scales to the formats in which they are stored."""
@@ -228,7 +228,7 @@ def stored(
         spec = specs[name]
         if spec.is_number:
             with np.errstate(over="ignore"):
-                array = round_to(array, stored_dtype(spec, inputs, options, dtype))
+                array = round_to(array, dtype_of_input(spec, inputs, options, dtype))
         rounded[name] = np.ascontiguousarray(array)
     return rounded
 
@@ -237,17 +237,17 @@ _ABOVE_ALL_REGIMES = 1e30
 """Larger than all numbers that regimes draw, and in the range of float32 and bfloat16 (3.4e38), but not of float16."""
 
 
-def is_wide(dtype: str) -> bool:
+def is_wide_dtype(dtype: str) -> bool:
     """Return whether all numbers of the regimes are in the range of a dtype."""
     return largest_number(dtype) > _ABOVE_ALL_REGIMES
 
 
-def fits(largest: float, dtype: str) -> bool:
+def fits_in_dtype(largest: float, dtype: str) -> bool:
     """Return whether twice a number is in the range of a dtype: for roundings, and other orders of multiplication."""
     return largest < largest_number(dtype) / 2
 
 
-def largest_step(problem: Problem) -> float:
+def largest_intermediate(problem: Problem) -> float:
     """Return the largest intermediate number, computed by NumPy in float64."""
     largest = 0.0
     with np.errstate(all="ignore"):
@@ -266,15 +266,17 @@ def _intermediate_arrays(problem: Problem) -> Iterator[Array]:
         if f"{name}_factor" in lowered.inputs:
             codes = np.abs(lowered.inputs[name]) + np.abs(lowered.inputs.get(f"{name}_shift", 0))
             yield codes * lowered.inputs[f"{name}_factor"]
-    for name, stem in STEMS.items():
+    for name, stem in SCALE_PREFIX.items():
         if name in problem.inputs and f"{stem}_block_scale" in problem.inputs:  # before the second scale
             codes = np.abs(problem.inputs[name].astype(np.float64))
             zeros = np.abs(problem.inputs.get(f"{stem}_zero", np.zeros((1,) * codes.ndim)).astype(np.float64))
             of_blocks = problem.inputs[f"{stem}_block_scale"].astype(np.float64)
             yield (codes + expand_blocks(zeros, codes.shape)) * expand_blocks(of_blocks, codes.shape)
     if operation.has_gradients:
-        per_head = {name: array for name, array in lowered.inputs.items() if name in OPERATIONS[PER_HEAD[0]].inputs}
-        yield from _stage_arrays(Problem(PER_HEAD[0], lowered.options, per_head))
+        per_head = {
+            name: array for name, array in lowered.inputs.items() if name in OPERATIONS[OPERATIONS_PER_HEAD[0]].inputs
+        }
+        yield from _stage_arrays(Problem(OPERATIONS_PER_HEAD[0], lowered.options, per_head))
         grad_output, value = lowered.inputs["grad_output"], lowered.inputs["value"]
         groups = grad_output.shape[1] // value.shape[1]
         yield grad_output @ np.repeat(value, groups, axis=1).swapaxes(-1, -2)  # the gradient of the weights
@@ -327,7 +329,7 @@ class ProblemSource:
     features that an implementation lacks for it, as far as that is known without a call.
     """
 
-    draw: Draw
+    draw: DrawSettings
     dtypes: Sequence[str]
     seen: FeatureCounts = field(default_factory=FeatureCounts)
     is_known: Callable[[Problem], bool] = lambda problem: False
@@ -342,7 +344,7 @@ class ProblemSource:
             )
             for chosen in sorted(self._draw_outlines(random), key=novelty_of, reverse=True):
                 problem = draw_numbers(chosen, random)
-                if is_wide(problem.dtype) or fits(largest_step(problem), problem.dtype):
+                if is_wide_dtype(problem.dtype) or fits_in_dtype(largest_intermediate(problem), problem.dtype):
                     self.seen.add(problem)
                     return problem
 
@@ -355,7 +357,7 @@ class ProblemSource:
         wanted: list[Problem] = []
         others: list[Problem] = []
         for _ in range(_MAX_OUTLINES):
-            outlined = outline(draw_kind(kinds, random), draw_item(random, dtypes), random, refused)
+            outlined = draw_outline(draw_kind(kinds, random), draw_item(random, dtypes), random, refused)
             if outlined is None or count_elements(outlined) > _MAX_ELEMENTS:
                 continue
             outlined = _choose_memory_layout(_choose_special_values(outlined, random), random)
@@ -388,7 +390,7 @@ def draw_numbers(problem: Problem, random: Random) -> Problem:
             is_generic = False
     exact = {
         name: array.astype(np.float64) if specs[name].is_number else array
-        for name, array in stored(inputs, specs, problem.options, problem.dtype).items()
+        for name, array in round_to_stored(inputs, specs, problem.options, problem.dtype).items()
     }
     return replace(problem, inputs=exact, supports_statistics=is_generic)
 
@@ -417,7 +419,11 @@ def _choose_memory_layout(problem: Problem, random: Random) -> Problem:
     layout = {}
     for name in _number_inputs(problem):
         shape = problem.inputs[name].shape
-        possible = [kind for kind in MEMORY_LAYOUTS if kind not in _UNDRAWN_LAYOUTS and not layout_fault(kind, shape)]
+        possible = [
+            kind
+            for kind in MEMORY_LAYOUTS
+            if kind not in _UNDRAWN_LAYOUTS and not unsupported_layout_reason(kind, shape)
+        ]
         possible = [kind for kind in possible if kind != "broadcast" or multi_slice_axes(shape)]
         if random.rand() < 0.5:
             layout[name] = draw_item(random, possible)

@@ -46,7 +46,7 @@ from attncheck.common.store import digest_of
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
 from attncheck.searching.concrete import count_elements, input_axes, optional_inputs
-from attncheck.searching.problems import stored
+from attncheck.searching.problems import round_to_stored
 from attncheck.spec import HEADS, OPTIONS, InputSpec, OptionSpec
 
 MAX_TRIES = 1500
@@ -478,7 +478,7 @@ def _set_input(problem: Problem, name: str, array: Array) -> Problem:
     spec = problem.specs[name]
     if spec.is_number:
         numbers = {name: np.asarray(array, np.float64)}
-        array = stored(numbers, problem.specs, problem.options, problem.dtype)[name].astype(np.float64)
+        array = round_to_stored(numbers, problem.specs, problem.options, problem.dtype)[name].astype(np.float64)
     layout = {key: kind for key, kind in problem.memory_layout.items() if key != name or kind != "broadcast"}
     return replace(
         problem,

@@ -56,11 +56,11 @@ from attncheck.reading.problem import Problem
 from attncheck.reports.one_failure import failure_of_rows
 from attncheck.results.format import FAILURE_NUMBERS
 from attncheck.searching.concrete import (
+    case_of_problem,
     concrete_problem,
     count_elements,
     has_nonfinite,
-    kind_of,
-    read_concrete,
+    operation_and_score,
     required_features,
 )
 from attncheck.searching.findings import (
@@ -74,7 +74,7 @@ from attncheck.searching.findings import (
     symptom_of,
     write_case,
 )
-from attncheck.searching.problems import Draw, ProblemSource
+from attncheck.searching.problems import DrawSettings, ProblemSource
 from attncheck.searching.reduction import MAX_SECONDS, MAX_TRIES, Reduction, reduce_problem
 from attncheck.searching.results import SearchResults
 
@@ -100,7 +100,7 @@ class SearchOver(Exception):
 
 
 @contextmanager
-def ended_after(seconds: float, end: Callable[[], None]) -> Iterator[None]:
+def stop_after(seconds: float, end: Callable[[], None]) -> Iterator[None]:
     """Raise ``SearchOver`` in the main thread after so many seconds, after calling ``end``, which stops running calls.
 
     Without such a timer in the system, and in other threads, nothing is raised.
@@ -213,7 +213,7 @@ class Search:
                 self.folder.findings.remove(finding)
 
     def _search_new_problems(self) -> None:
-        draw = Draw(self.request.seed, self.request.operation)
+        draw = DrawSettings(self.request.seed, self.request.operation)
         known = lambda problem: any(finding.explains(problem) for finding in self.folder.findings)  # noqa: E731
         source = ProblemSource(draw, self.request.dtypes, self.folder.seen, known, self.subject.lacks_of)
         number = self.folder.next_numbers.get(self.request.key, 0)
@@ -329,7 +329,7 @@ class Search:
         failure = failure_of_rows(answer.rows, case_record(answer.case, {}), diagnosis=answer.diagnosis)
         return SearchFinding(
             symptom,
-            kind_of(problem),
+            operation_and_score(problem),
             problem.dtype,
             tuple(sorted(required_features(problem))),
             dict(problem.lengths),
@@ -337,7 +337,7 @@ class Search:
             number,
             reduced.tries if reduced else 0,
             reduced.is_smallest if reduced else False,
-            element_of(answer),
+            describe_worst_element(answer),
             path.name,
             has_nonfinite=has_nonfinite(problem),
             numbers={column: getattr(failure, column, None) for column in FAILURE_NUMBERS},
@@ -366,7 +366,7 @@ def simplest_in_new_process(reduced: Reduction, subject: ProblemSubject, symptom
     return steps[last], answer
 
 
-def element_of(answer: Answer) -> str:
+def describe_worst_element(answer: Answer) -> str:
     """Return the worst element of a failure, with its computed and exact value."""
     if answer.failure:
         return answer.failure
@@ -412,7 +412,7 @@ def reduce_case(case: Case, implementation: Implementation, dtype: str, limits: 
         simplest, answer = simplest_in_new_process(reduced, subject, wanted)
         if count_elements(simplest) > MAX_EXPLAINED_NUMBERS:
             return ReducedCase(plain, problem, simplest, reduced.tries, reduced.is_smallest)
-        spelled = read_concrete(simplest, Path(), "search/reduced", MAX_EXPLAINED_NUMBERS)
+        spelled = case_of_problem(simplest, Path(), "search/reduced", MAX_EXPLAINED_NUMBERS)
         answer = answer.for_question(Question(spelled, dtype))
     except CaseError:
         return ReducedCase(plain)

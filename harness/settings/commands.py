@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attncheck.backends import EVERYTHING
+from attncheck.backends import ALL_ENTRIES
 from attncheck.common.processors import emulated_isa
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
@@ -40,21 +40,21 @@ def command_words_by_name(
     return again
 
 
-def words_of(implementation: str, again: Mapping[str, Sequence[str]]) -> list[str]:
+def command_words_of(implementation: str, again: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the words for an implementation of a report on a command line; empty if there are none."""
     if implementation in again:
         return list(again[implementation])
     backend, _, mode = implementation.partition(".")
-    return [implementation] if backend in EVERYTHING and mode in EVERYTHING[backend].all_modes else []
+    return [implementation] if backend in ALL_ENTRIES and mode in ALL_ENTRIES[backend].all_modes else []
 
 
-def command(name: str, case: Mapping[str, Any], implementation: Sequence[str], dtype: str) -> str:
+def case_command(name: str, case: Mapping[str, Any], implementation: Sequence[str], dtype: str) -> str:
     """Return a command about one case, by its record, on an implementation, by the words of ``words_of``."""
-    from attncheck.reading.selection import address  # what reads cases is loaded where a command is printed
+    from attncheck.reading.selection import case_address  # what reads cases is loaded where a command is printed
 
     target, *options = implementation
     words = [
-        _protect_leading_dash(address(case["id"], case.get("path", ""))),
+        _protect_leading_dash(case_address(case["id"], case.get("path", ""))),
         _protect_leading_dash(target),
         "--dtype",
         dtype,

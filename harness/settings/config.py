@@ -19,10 +19,10 @@ from typing import Any
 
 from attncheck.common.errors import UsageError
 from attncheck.common.store import Store
-from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures, load_expected_failures
-from attncheck.reading.selection import Selection, check_user_files, exists, select_cases
-from attncheck.results.coverage import Minimum
-from attncheck.settings.options import RunOptions, options_of
+from attncheck.reading.expected_failures import ExpectedFailure, load_bundled_expected_failures, load_expected_failures
+from attncheck.reading.selection import CaseSelection, check_user_files, path_exists, select_cases
+from attncheck.results.coverage import MinimumJudged
+from attncheck.settings.options import RunOptions, find_options
 
 _CONFIG_FILE = "pyproject.toml"
 
@@ -41,7 +41,7 @@ def read_config(start: Path | None = None) -> RunOptions:
     return RunOptions()
 
 
-def selected(options: RunOptions, store: Store | None = None) -> Selection:
+def select_configured_cases(options: RunOptions, store: Store | None = None) -> CaseSelection:
     """Read the named cases; if none are named, the bundled cases and the project's.
 
     The cases of tiles are added. Files that were read before are taken from the ``store``. Raises ``UsageError`` as
@@ -53,13 +53,13 @@ def selected(options: RunOptions, store: Store | None = None) -> Selection:
         options.tags,
         options.dtypes,
         expected_failures=(*config.expected_failure_lists, *options.expected_failure_lists),
-        tiles=tiles_of(options),
+        tiles=tiles_to_run(options),
         expression=options.match,
         store=store,
     )
 
 
-def check_own_cases(options: RunOptions, store: Store | None = None) -> None:
+def check_user_cases(options: RunOptions, store: Store | None = None) -> None:
     """Read the user's cases that ``selected`` reads, before anything that takes long.
 
     Raises ``CaseError`` if a file has a fault.
@@ -69,17 +69,19 @@ def check_own_cases(options: RunOptions, store: Store | None = None) -> None:
     check_user_files(options.cases or config.cases, lists, store=store)
 
 
-def tiles_of(options: RunOptions) -> tuple[int, ...]:
+def tiles_to_run(options: RunOptions) -> tuple[int, ...]:
     """Return the tiles whose cases run: the given ones, or the project's if no cases are named."""
     return options.tiles or (() if options.cases else read_config().tiles)
 
 
-def expected_failures_of(backends: Sequence[str], lists: Sequence[Path] = ()) -> tuple[ExpectedFailure, ...]:
+def load_expected_failures_of(backends: Sequence[str], lists: Sequence[Path] = ()) -> tuple[ExpectedFailure, ...]:
     """Return the expected failures of backends: bundled, the project's, and of ``lists``. Raises ``CaseError``."""
-    return bundled_expected_failures(backends) + load_expected_failures([*read_config().expected_failure_lists, *lists])
+    return load_bundled_expected_failures(backends) + load_expected_failures(
+        [*read_config().expected_failure_lists, *lists]
+    )
 
 
-def minimum_of(options: RunOptions, *, complete: bool) -> Minimum | None:
+def minimum_to_be_judged(options: RunOptions, *, complete: bool) -> MinimumJudged | None:
     """Return the minimum to be judged: the given one, or in a complete run the project's."""
     return options.min_judged or (read_config().min_judged if complete else None)
 
@@ -98,7 +100,7 @@ def _read_section(path: Path) -> dict[str, Any] | None:
 
 
 def _options_from_section(section: dict[str, Any], path: Path) -> RunOptions:
-    known = {option.flag.key: option for option in options_of(RunOptions).values() if option.flag.key}
+    known = {option.flag.key: option for option in find_options(RunOptions).values() if option.flag.key}
     unknown = sorted(section.keys() - known.keys())
     if unknown:
         raise UsageError(
@@ -111,7 +113,7 @@ def _options_from_section(section: dict[str, Any], path: Path) -> RunOptions:
             if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
                 raise UsageError(f"{where}: expected a list of paths")
             value = [path.parent / name for name in value]
-            if missing := [place for place in value if not exists(place)]:
+            if missing := [place for place in value if not path_exists(place)]:
                 raise UsageError(f"{where}: there is no {_shorten_text(str(missing[0]))}")
         values[option.name] = option.read(value, where)
     return RunOptions(**values | {"cases": tuple(map(str, values["cases"]))})

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from attncheck.common.store import Store
     from attncheck.execution.call import Limits
     from attncheck.reading.expressions import Expression
-    from attncheck.results.coverage import Minimum
+    from attncheck.results.coverage import MinimumJudged
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -109,7 +109,7 @@ class Option:
         return tuple(value) if self.is_list else value
 
 
-def options_of(source: Callable[..., Any]) -> dict[str, Option]:
+def find_options(source: Callable[..., Any]) -> dict[str, Option]:
     """Return the options among the fields of a dataclass, or the parameters of a function, by name."""
     flags = {item.name: item.metadata.get("flag") for item in fields(source)} if is_dataclass(source) else {}
     options = {}
@@ -133,18 +133,18 @@ def read_options(keywords: Mapping[str, Any]) -> RunOptions:
         >>> options.dtypes, options.tiles
         (('float16',), (48,))
     """
-    options = options_of(RunOptions)
+    options = find_options(RunOptions)
     return RunOptions(**{name: options[name].read(value, name) for name, value in keywords.items()})
 
 
-def with_keywords(
+def add_keywords_to_signature(
     keywords: type, **defaults: Any
 ) -> Callable[[Callable[Parameters, Returned]], Callable[Parameters, Returned]]:
     """Give a function a signature with these keywords, for ``help``, editors and documents.
 
     Defaults are those in ``defaults``, else those of ``RunOptions``. An unknown keyword is a ``TypeError``.
     """
-    known = {name: option.default for name, option in options_of(RunOptions).items()} | defaults
+    known = {name: option.default for name, option in find_options(RunOptions).items()} | defaults
 
     def sign(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
         plain = inspect.signature(function)
@@ -209,10 +209,10 @@ def _read_match(text: str, where: str) -> Expression:
     return parse_expression(text, where)
 
 
-def _read_minimum(limit: str | int, where: str) -> Minimum:
-    from attncheck.results.coverage import Minimum
+def _read_minimum(limit: str | int, where: str) -> MinimumJudged:
+    from attncheck.results.coverage import MinimumJudged
 
-    return Minimum.of(limit, where)
+    return MinimumJudged.of(limit, where)
 
 
 Patterns = Annotated[
@@ -300,7 +300,7 @@ CacheSize = Annotated[
 DEFAULT_CACHE_SIZE = 0.13
 """GiB."""
 MinJudged = Annotated[
-    "Minimum | None",
+    "MinimumJudged | None",
     make_flag(
         "--min-judged",
         metavar="N|N%",
@@ -507,7 +507,7 @@ class RunOptions(RecordedOptions, LimitOptions, FunctionOptions):
     @property
     def store(self) -> Store:
         """The store of earlier results; one that keeps nothing with ``--no-cache``."""
-        return store_of(self.cache, self.cache_size)
+        return open_store(self.cache, self.cache_size)
 
     @property
     def picked(self) -> dict[str, Sequence[str]]:
@@ -520,7 +520,7 @@ class RunOptions(RecordedOptions, LimitOptions, FunctionOptions):
         }
 
 
-def store_of(cache: bool, size: float) -> Store:
+def open_store(cache: bool, size: float) -> Store:
     """Return the store in the user's cache folder, of so many GiB, or one that keeps nothing."""
     from attncheck.common.store import NO_STORE, user_store
 

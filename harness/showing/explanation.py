@@ -10,14 +10,14 @@ from rich.console import Console
 
 from attncheck.asking.answer import Answer, Repetition
 from attncheck.common.errors import ExitCode
-from attncheck.common.wording import format_element, format_ratio, rows_judged, truncate_list
-from attncheck.judging.compare import Measured
+from attncheck.common.wording import format_element, format_judged_rows, format_ratio, truncate_list
+from attncheck.judging.compare import MeasuredErrors
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.reading.case import Case, case_record
 from attncheck.reading.model import TagEntry
-from attncheck.reading.shapes import show
+from attncheck.reading.shapes import format_shape
 from attncheck.reports.document_model import Table, Text
-from attncheck.reports.json_documents import Failure, opening
+from attncheck.reports.json_documents import Failure, opening_fields
 from attncheck.reports.one_failure import failure_of_rows
 from attncheck.reports.terminal import Line, print_lines
 from attncheck.showing.json_schema import CaseRecord, ExplanationDocument, StageRecord
@@ -55,7 +55,7 @@ def explanation_lines(answer: Answer, tags: Mapping[str, TagEntry]) -> Iterator[
     yield Text(title, "bold")
     yield _stage_table(answer)
     sampled = (
-        f"{rows_judged(judgement.judged_rows, judgement.query_rows)}; they stand for all."
+        f"{format_judged_rows(judgement.judged_rows, judgement.query_rows)}; they stand for all."
         for judgement in answer.judgements
         if judgement.judged_rows is not None and judgement.query_rows is not None
     )
@@ -122,7 +122,7 @@ def shapes_and_options_line(shapes: Mapping[str, tuple[int, ...]], options: Mapp
         >>> shapes_and_options_line({"query": (1, 2, 3, 4), "mask": (1, 1, 3, 5)}, {"is_causal": True})
         'query 1x2x3x4, mask 1x1x3x5; is_causal = True'
     """
-    inputs = ", ".join(f"{name} {show(shape)}" for name, shape in shapes.items())
+    inputs = ", ".join(f"{name} {format_shape(shape)}" for name, shape in shapes.items())
     return "; ".join(filter(None, (inputs, ", ".join(f"{name} = {value}" for name, value in options.items()))))
 
 
@@ -159,7 +159,7 @@ def _condition_lines(answer: Answer) -> Iterator[str]:
         )
 
 
-def _error_cells(measured: Measured | None) -> tuple[str, str]:
+def _error_cells(measured: MeasuredErrors | None) -> tuple[str, str]:
     return ("-", "-") if measured is None else (format_ratio(measured.ratio), f"{measured.largest_z:.3g}")
 
 
@@ -210,7 +210,7 @@ def explanation_document(answer: Answer, code: ExitCode, commands: Sequence[str]
     failure = answer_failure(answer, commands)
     return ExplanationDocument.derive(
         answer,
-        **opening("explain", code, answer_line(answer)),
+        **opening_fields("explain", code, answer_line(answer)),
         failures=[] if failure is None else [failure],
         next=[] if failure is None else commands,
         case=to_case_record(answer.case),

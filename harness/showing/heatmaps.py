@@ -30,7 +30,7 @@ from attncheck.reports import panels
 
 ImageFormat = Literal["svg", "png", "pdf"]
 
-INK = "#1b1b1d"
+INK_COLOUR = "#1b1b1d"
 RULE_COLOUR = "#85858a"
 PAPER_COLOUR = "#fffffe"
 
@@ -42,13 +42,13 @@ _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "figure.facecolor": PAPER_COLOUR,
     "axes.facecolor": "none",
-    "text.color": INK,
-    "axes.labelcolor": INK,
+    "text.color": INK_COLOUR,
+    "axes.labelcolor": INK_COLOUR,
     "axes.edgecolor": RULE_COLOUR,
     "xtick.color": RULE_COLOUR,
     "ytick.color": RULE_COLOUR,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
+    "xtick.labelcolor": INK_COLOUR,
+    "ytick.labelcolor": INK_COLOUR,
     "font.size": _FONT_SIZE,
     "axes.titlesize": _FONT_SIZE,
     "xtick.labelsize": _FONT_SIZE,
@@ -72,14 +72,14 @@ class Picture:
 
 
 @contextmanager
-def drawing() -> Iterator[None]:
+def drawing_style() -> Iterator[None]:
     """Draw in our style, independent of the user's matplotlibrc."""
     with matplotlib.style.context(["default", _STYLE]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*[Gg]lyph.*")  # names may be in any script
         yield
 
 
-def picture_of(figure: Figure, alternative: str, format: ImageFormat = "svg") -> Picture:  # noqa: A002
+def to_picture(figure: Figure, alternative: str, format: ImageFormat = "svg") -> Picture:  # noqa: A002
     """Return a figure as a picture. Call it inside ``drawing``."""
     buffer = BytesIO()
     # Ids depend on the salt, so that different pictures in one page share none.
@@ -154,9 +154,9 @@ def draw_heatmaps(
     format: ImageFormat = "svg",  # noqa: A002
 ) -> Picture:
     """Draw matrices as annotated heatmaps, side by side as far as the width goes, below a heading if there is one."""
-    with drawing():
+    with drawing_style():
         figure, words = _draw_figure(matrices, heading)
-        return picture_of(figure, words, format)
+        return to_picture(figure, words, format)
 
 
 def draw_heatmap_pdf(pages: Sequence[Sequence[panels.Panel]], headings: Sequence[str]) -> bytes:
@@ -164,7 +164,7 @@ def draw_heatmap_pdf(pages: Sequence[Sequence[panels.Panel]], headings: Sequence
     from matplotlib.backends.backend_pdf import PdfPages
 
     buffer = BytesIO()
-    with drawing(), PdfPages(buffer, metadata=_METADATA["pdf"]) as written:
+    with drawing_style(), PdfPages(buffer, metadata=_METADATA["pdf"]) as written:
         for page, heading in zip(pages, headings, strict=True):
             written.savefig(_draw_figure(page, heading)[0], bbox_inches="tight", pad_inches=0.06)
     return buffer.getvalue()

@@ -13,7 +13,7 @@ from attncheck.common.errors import ExitCode
 from attncheck.common.wording import count_noun
 from attncheck.reading.case import Case
 from attncheck.reports.document_model import Table
-from attncheck.reports.json_documents import Failure, opening
+from attncheck.reports.json_documents import Failure, opening_fields
 from attncheck.reports.outcome import first_command_of_each
 from attncheck.reports.terminal import Line
 from attncheck.results.format import FAILURE_NUMBERS
@@ -68,7 +68,7 @@ def search_document(search: Search, commands: CommandsByFinding, code: ExitCode)
     failures = [_failure_record(finding, search, commands[finding.file]) for finding in search.folder.findings]
     return SearchDocument.derive(
         search,
-        **opening("search", code, list(search_lines(search, commands))[-1]),
+        **opening_fields("search", code, list(search_lines(search, commands))[-1]),
         failures=failures,
         next=first_command_of_each(failures),
         seconds=round(search.seconds, 1),
@@ -99,13 +99,13 @@ def _failure_record(finding: SearchFinding, search: Search, commands: Sequence[s
 
 def reduction_lines(reduced: ReducedCase, path: Path, commands: Sequence[str]) -> Iterator[str]:
     """Yield the lines about a reduction."""
-    from attncheck.searching.search import element_of
+    from attncheck.searching.search import describe_worst_element
 
     assert reduced.problem is not None, "there is nothing to say of a case that does not fail"
     if reduced.original is not None:
         yield f"before   {problem_line(reduced.original)}"
     yield f"reduced  {problem_line(reduced.problem)}"
-    yield f"  {element_of(reduced.answer)}"
+    yield f"  {describe_worst_element(reduced.answer)}"
     smallest = "no smaller case fails the same way" if reduced.is_smallest else "it may not be the smallest"
     yield f"{path}: {reduced.tries} tries; {smallest}"
     yield from (f"  {command}" for command in commands)
@@ -115,20 +115,20 @@ def reduction_document(
     case: Case, reduced: ReducedCase, path: Path | None, commands: Sequence[str]
 ) -> ReductionDocument:
     """Return a reduction for programs; ``path`` is None if the case does not fail."""
-    from attncheck.searching.search import element_of
+    from attncheck.searching.search import describe_worst_element
 
     answer = reduced.answer
     failure = answer_failure(answer, commands)
     if failure is not None and path is not None:
         failure = replace(failure, case=str(path), file=str(path), line=None)
     of_both = [problem_line(problem) if problem is not None else "" for problem in (reduced.original, reduced.problem)]
-    fails = f"reduced in {reduced.tries:,} tr{'y' if reduced.tries == 1 else 'ies'}: {element_of(answer)}"
+    fails = f"reduced in {reduced.tries:,} tr{'y' if reduced.tries == 1 else 'ies'}: {describe_worst_element(answer)}"
     code, line = (ExitCode.AGREE, "there is nothing to reduce: it does not fail")
     if path is not None:
         code, line = ExitCode.DISAGREE, fails
     return ReductionDocument.derive(
         reduced,
-        **opening("reduce", code, line),
+        **opening_fields("reduce", code, line),
         failures=[] if failure is None or path is None else [failure],
         next=[] if path is None else list(commands),
         case=case.id,
@@ -175,7 +175,7 @@ def conventions_document(
     }
     return ConventionsDocument.derive(
         {"implementations": measured},
-        **opening("conventions", code, ", ".join(f"{count:,} {what}" for what, count in counts.items())),
+        **opening_fields("conventions", code, ", ".join(f"{count:,} {what}" for what, count in counts.items())),
         notes=[*(f"{name} is not installed" for name in missing), *_notes_by_name(measured)],
     )
 

@@ -15,19 +15,19 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from attncheck.attention.sampling import queries_of
+from attncheck.attention.sampling import count_queries
 from attncheck.common.errors import ExitCode, OutputError, UsageError
-from attncheck.common.wording import rows_judged
-from attncheck.judging.judge import exact_values
+from attncheck.common.wording import format_judged_rows
+from attncheck.judging.judge import exact_values_of_whole_stages
 from attncheck.judging.judge_numbers import judge_numbers
 from attncheck.judging.truth import Truth, truth_of_case
-from attncheck.reading.case import Case, Expected, case_record
-from attncheck.reading.inputs import Inputs, inputs_in
+from attncheck.reading.case import Case, ExpectedStage, case_record
+from attncheck.reading.inputs import RoundedInputs, make_inputs
 from attncheck.reading.model import TagEntry
 from attncheck.reports import panels
 from attncheck.reports.document_model import Text as Block
 from attncheck.reports.documents import element_in_document, format_computed
-from attncheck.reports.json_documents import opening
+from attncheck.reports.json_documents import opening_fields
 from attncheck.reports.terminal import Line, plain_console, print_lines
 from attncheck.results.format import EXACT, Row
 from attncheck.showing.explanation import inputs_line, tag_lines, to_case_record
@@ -72,9 +72,9 @@ def evaluate_case(case: Case, dtype: str, stages: Collection[str] = ()) -> Evalu
 
     Raises ``UsageError`` for a stage that the case does not have.
     """
-    inputs = inputs_in(case, dtype)
+    inputs = make_inputs(case, dtype)
     truth = truth_of_case(case, inputs)
-    exact = dict(exact_values(truth))
+    exact = dict(exact_values_of_whole_stages(truth))
     in_columns = any(expected.transpose for expected in case.expected)
     numbers = {} if truth.outside else _compare_printed_numbers(case, inputs, truth, exact, stages)
     printed = {
@@ -96,7 +96,9 @@ def evaluate_case(case: Case, dtype: str, stages: Collection[str] = ()) -> Evalu
         numbers=numbers,
         outside=truth.outside,
         undefined=truth.undefined.elements.reason if truth.undefined.elements else "",
-        sampled=f"{rows_judged(rows, queries_of(truth.judged.problem.inputs))}; they stand for all" if rows else "",
+        sampled=f"{format_judged_rows(rows, count_queries(truth.judged.problem.inputs))}; they stand for all"
+        if rows
+        else "",
         inputs={name: array for name, array in inputs.arrays.items() if not stages or name in stages},
         exact={name: array for name, array in exact.items() if not stages or name in stages},
     )
@@ -111,7 +113,7 @@ def _select_drawings(drawings: tuple[panels.Drawing, ...], stages: Collection[st
 
 
 def _compare_printed_numbers(
-    case: Case, inputs: Inputs, truth: Truth, exact: Mapping[str, Array], stages: Collection[str]
+    case: Case, inputs: RoundedInputs, truth: Truth, exact: Mapping[str, Array], stages: Collection[str]
 ) -> dict[int, tuple[Row, ...]]:
     """Compare the exact answer with the document's numbers, as for an implementation."""
     blank = Row(case.id, case.operation, truth.bounds.dtype, EXACT, "stage", "", Verdict.AGREE)
@@ -219,7 +221,7 @@ def _elided_positions(length: int, most: int) -> list[int | None]:
     return [*range(most - 3), None, length - 2, length - 1] if most > 3 else [0, None, length - 1]
 
 
-def _print_numbers(console: Console, expected: Expected, rows: Sequence[Row]) -> None:
+def _print_numbers(console: Console, expected: ExpectedStage, rows: Sequence[Row]) -> None:
     missed = [row for row in rows if not is_printed_number_right(row)]
     name = panels.matrix_title([expected.name], [expected.called] if expected.called else [])
     console.print(f"{name}, {expected.basis}: {len(rows) - len(missed)} of {len(rows)} hold", style="bold")
@@ -293,7 +295,7 @@ def case_document(shown: EvaluatedCase, saved: Sequence[str] = ()) -> CaseDocume
     case = shown.case
     return CaseDocument.derive(
         shown,
-        **opening("show", ExitCode.AGREE, case.name),
+        **opening_fields("show", ExitCode.AGREE, case.name),
         notes=list(case.warnings),
         case=to_case_record(case),
         source=case.source.model_dump(exclude_none=True),

@@ -412,7 +412,7 @@ def is_composed(name: str | None) -> bool:
     return name is not None and (WITH in name or name in PRESETS)
 
 
-def class_name(declared: object, dtype: str) -> str:
+def checked_class_name(declared: object, dtype: str) -> str:
     """Return the name of a declared class: a name, or the class that it is like with parts.
 
     ``{"like": "fused", "tanh": "2^-11"}`` is ``fused with tanh 2^-11``. Raises ``ValueError`` for what is none.

@@ -53,7 +53,7 @@ def has_nan(name: str) -> bool:
         )
 
 
-def rounding_error(size: NDArray[Any], name: str) -> NDArray[np.float64]:
+def max_rounding_error(size: NDArray[Any], name: str) -> NDArray[np.float64]:
     """Return the largest error of numbers of at most this size by rounding to a dtype, subnormals flushed."""
     if name in _INTEGER_CODES:
         return np.full(size.shape, 0.5)

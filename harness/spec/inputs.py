@@ -79,7 +79,7 @@ class InputSpec:
         return not (self.boolean or self.whole)
 
 
-def optional(*axes: str, neutral: float | None = 0, **more: Any) -> InputSpec:
+def optional_input(*axes: str, neutral: float | None = 0, **more: Any) -> InputSpec:
     """Return an optional input: ``neutral`` is the number that changes nothing, None if there is none."""
     return InputSpec(axes, required=False, neutral=neutral, **more)
 
@@ -90,7 +90,7 @@ WIDE_KEY = InputSpec(("B", "H", "Lk", "Dk"))
 """The key of the bilinear and the additive score, whose width may differ from the query's."""
 SCORE_INPUT = InputSpec(SCORES_AXES, may_be_infinite=True)
 INPUTS_ON_SCORES: Mapping[str, InputSpec] = {
-    "mask": optional(
+    "mask": optional_input(
         *SCORES_AXES,
         neutral=1,
         boolean=True,
@@ -99,7 +99,7 @@ INPUTS_ON_SCORES: Mapping[str, InputSpec] = {
         called="the mask",
         synonyms=("attn_mask", "attention_mask", "att_mask"),
     ),
-    "bias": optional(
+    "bias": optional_input(
         *SCORES_AXES,
         broadcast=True,
         may_be_infinite=True,
@@ -108,7 +108,7 @@ INPUTS_ON_SCORES: Mapping[str, InputSpec] = {
         differentiable=True,
         synonyms=("attn_bias", "attention_bias", "attn_biases"),
     ),
-    "key_lengths": optional(
+    "key_lengths": optional_input(
         "B",
         neutral=None,
         whole=True,
@@ -117,7 +117,7 @@ INPUTS_ON_SCORES: Mapping[str, InputSpec] = {
         called="the key lengths",
         synonyms=("kv_lengths", "seqlens_k", "key_value_seq_lengths", "cache_seqlens", "kv_lens"),
     ),
-    "query_mask": optional(
+    "query_mask": optional_input(
         *("B", "Lq"),
         neutral=1,
         boolean=True,
@@ -130,7 +130,7 @@ INPUTS_ON_SCORES: Mapping[str, InputSpec] = {
 }
 INPUTS_ON_ROWS: Mapping[str, InputSpec] = {
     **INPUTS_ON_SCORES,
-    "sinks": optional(
+    "sinks": optional_input(
         "H",
         neutral=-math.inf,
         may_be_infinite=True,
@@ -140,7 +140,7 @@ INPUTS_ON_ROWS: Mapping[str, InputSpec] = {
         differentiable=True,
         synonyms=("sink", "s_aux", "attention_sinks", "attn_sink", "sink_logits", "learnable_sink", "softmax_sink"),
     ),
-    "head_scale": optional(
+    "head_scale": optional_input(
         "H",
         neutral=None,
         instead_of="scale",
@@ -152,10 +152,10 @@ INPUTS_ON_ROWS: Mapping[str, InputSpec] = {
     ),
 }
 """Inputs of a row's softmax in addition to query, key and value."""
-OF_HEADS: Mapping[str, InputSpec] = {name: spec for name, spec in INPUTS_ON_ROWS.items() if spec.of_head}
+PER_HEAD_INPUTS: Mapping[str, InputSpec] = {name: spec for name, spec in INPUTS_ON_ROWS.items() if spec.of_head}
 """A number for each head."""
 ROTARY_INPUTS: Mapping[str, InputSpec] = {
-    "rotary_cos": optional(
+    "rotary_cos": optional_input(
         *("Lr", "R"),
         neutral=None,
         needs="rotary_sin",
@@ -163,7 +163,7 @@ ROTARY_INPUTS: Mapping[str, InputSpec] = {
         folds_into="query_cos",
         synonyms=("cos", "cos_cache", "rope_cos"),
     ),
-    "rotary_sin": optional(
+    "rotary_sin": optional_input(
         *("Lr", "R"),
         neutral=None,
         needs="rotary_cos",
@@ -173,7 +173,7 @@ ROTARY_INPUTS: Mapping[str, InputSpec] = {
     ),
 }
 """Cosines and sines by position; they come together."""
-AT_LEAST: Sequence[tuple[str, tuple[str, ...]]] = (("Lr", ("P", "Lq")), ("Lr", ("P", "Lk")), ("D", ("R", "R")))
+MIN_AXIS_LENGTHS: Sequence[tuple[str, tuple[str, ...]]] = (("Lr", ("P", "Lq")), ("Lr", ("P", "Lk")), ("D", ("R", "R")))
 """Axes that are as long as others together, or longer."""
 ATTENTION_INPUTS: Mapping[str, InputSpec] = {
     "query": QUERY,
@@ -225,14 +225,14 @@ PART_INPUTS: Mapping[str, InputSpec] = {
 }
 """Results of attention over parts of the keys."""
 PAST_INPUTS: Mapping[str, InputSpec] = {
-    "past_key": optional(
+    "past_key": optional_input(
         *("B", "Hkv", "P", "D"),
         neutral=None,
         needs="past_value",
         folds_into="key",
         synonyms=("key_cache", "k_cache", "past_k"),
     ),
-    "past_value": optional(
+    "past_value": optional_input(
         *("B", "Hkv", "P", "Dv"),
         neutral=None,
         needs="past_key",
@@ -241,7 +241,7 @@ PAST_INPUTS: Mapping[str, InputSpec] = {
     ),
 }
 OFFSET_INPUTS: Mapping[str, InputSpec] = {
-    "query_offsets": optional(
+    "query_offsets": optional_input(
         "B",
         neutral=None,
         whole=True,
@@ -268,10 +268,10 @@ PACKED_INPUTS: Mapping[str, InputSpec] = {
 }
 """Several sequences, packed one after the other, and the offsets at which each begins and ends."""
 USED_KEYS: Mapping[str, InputSpec] = {
-    "key_lengths": optional(
+    "key_lengths": optional_input(
         "S", neutral=None, whole=True, at_most="Lk", synonyms=("seqused_k", "seqlens_k", "cache_seqlens")
     ),
-    **OF_HEADS,
+    **PER_HEAD_INPUTS,
 }
 _SCALE = InputSpec(("B", "Hkv", "Lk"), broadcast=True)
 _KEY_SCALE_WORDS = ("k_scale", "k_descale", "key_descale", "scale_k")
@@ -280,12 +280,14 @@ _VALUE_SCALE_WORDS = ("v_scale", "v_descale", "value_descale", "scale_v")
 
 def _block_scale_input(name: str, *axes: str, needs: str | None = None) -> InputSpec:
     words = (f"{name[0]}_sf", f"{name}_block_scales", f"{name}_sf")
-    return optional(*axes, neutral=1, broadcast=True, of_blocks=True, needs=needs, synonyms=words)
+    return optional_input(*axes, neutral=1, broadcast=True, of_blocks=True, needs=needs, synonyms=words)
 
 
 def _block_zero_point_input(name: str, *axes: str, needs: str | None = None) -> InputSpec:
     words = (f"{name}_zero_point", f"{name[0]}_zeros")
-    return optional(*axes, broadcast=True, of_blocks=True, coded_with=f"{name}_scale", needs=needs, synonyms=words)
+    return optional_input(
+        *axes, broadcast=True, of_blocks=True, coded_with=f"{name}_scale", needs=needs, synonyms=words
+    )
 
 
 def _code_scale_inputs(*lies: str, needs: str | None = None) -> Mapping[str, InputSpec]:
@@ -293,7 +295,7 @@ def _code_scale_inputs(*lies: str, needs: str | None = None) -> Mapping[str, Inp
     rows = ("B", "H", "Lq")
     words = ("q_scale", "q_descale", "query_descale", "scale_q")
     return {
-        "query_scale": optional(*rows, neutral=None, broadcast=True, needs=needs, synonyms=words),
+        "query_scale": optional_input(*rows, neutral=None, broadcast=True, needs=needs, synonyms=words),
         "query_block_scale": _block_scale_input("query", *rows, "D", needs="query_scale"),
         "key_block_scale": _block_scale_input("key", *lies, "D", needs=needs),
         "value_block_scale": _block_scale_input("value", *lies, "Dv", needs=needs),
@@ -314,14 +316,14 @@ PAGED_INPUTS: Mapping[str, InputSpec] = {
     "key_lengths": InputSpec(
         ("B",), whole=True, asks_for="masked", synonyms=("cache_seqlens", "seq_lens", "context_lens", "kv_lens")
     ),
-    "key_scale": optional(
+    "key_scale": optional_input(
         *("Np", "Lp", "Hkv"), neutral=None, broadcast=True, needs="value_scale", synonyms=_KEY_SCALE_WORDS
     ),
-    "value_scale": optional(
+    "value_scale": optional_input(
         *("Np", "Lp", "Hkv"), neutral=None, broadcast=True, needs="key_scale", synonyms=_VALUE_SCALE_WORDS
     ),
     **_code_scale_inputs("Np", "Lp", "Hkv", needs="key_scale"),
-    **OF_HEADS,
+    **PER_HEAD_INPUTS,
 }
 """Keys and values in the pages of a cache, and which pages hold those of each batch entry.
 
@@ -335,23 +337,23 @@ QUANTIZED_INPUTS: Mapping[str, InputSpec] = {
     "value_scale": replace(_SCALE, synonyms=_VALUE_SCALE_WORDS),
     **_code_scale_inputs("B", "Hkv", "Lk"),
     **{name: INPUTS_ON_ROWS[name] for name in ("mask", "key_lengths")},
-    **OF_HEADS,
+    **PER_HEAD_INPUTS,
 }
 """Keys and values in codes, and what makes numbers of these: (code - zero) block_scale scale."""
-STEMS: Mapping[str, str] = {
+SCALE_PREFIX: Mapping[str, str] = {
     name: spec.coded_with.removesuffix("_scale")
     for inputs in (QUANTIZED_INPUTS, PAGED_INPUTS)
     for name, spec in inputs.items()
     if spec.coded_with and not spec.of_blocks
 }
 """Inputs that may be in codes, and the prefix of the names of their scales and zero points."""
-SCALES = frozenset(f"{stem}{part}_scale" for stem in STEMS.values() for part in ("", "_block"))
+SCALES = frozenset(f"{stem}{part}_scale" for stem in SCALE_PREFIX.values() for part in ("", "_block"))
 """Inputs that are scales of codes."""
 ZERO_POINTS = "int8"
 """The dtype of zero points, whatever the dtype of the codes."""
 
 
-def stored_dtype(spec: InputSpec, present: Collection[str], options: Mapping[str, Any], dtype: str) -> str:
+def dtype_of_input(spec: InputSpec, present: Collection[str], options: Mapping[str, Any], dtype: str) -> str:
     """Return the dtype in which an input of numbers is stored, in a call with the ``present`` inputs."""
     form = CODE_FORMATS[options.get("stored_as") or DEFAULT_FORMAT]
     if spec.of_blocks:
@@ -363,10 +365,14 @@ def stored_dtype(spec: InputSpec, present: Collection[str], options: Mapping[str
 
 NORMALIZED_INPUTS: Mapping[str, InputSpec] = {
     **{name: ATTENTION_INPUTS[name] for name in QUERY_KEY_VALUE},
-    "query_norm_weight": optional("Nq", neutral=1, synonyms=("q_norm_weight", "q_norm", "q_weight", "norm_q_weight")),
-    "key_norm_weight": optional("Nk", neutral=1, synonyms=("k_norm_weight", "k_norm", "k_weight", "norm_k_weight")),
+    "query_norm_weight": optional_input(
+        "Nq", neutral=1, synonyms=("q_norm_weight", "q_norm", "q_weight", "norm_q_weight")
+    ),
+    "key_norm_weight": optional_input(
+        "Nk", neutral=1, synonyms=("k_norm_weight", "k_norm", "k_weight", "norm_k_weight")
+    ),
     **{name: INPUTS_ON_ROWS[name] for name in ("mask", "bias", "key_lengths")},
-    **OF_HEADS,
+    **PER_HEAD_INPUTS,
     **ROTARY_INPUTS,
 }
 """What is attended to once queries and keys are normalised, and the weights of their norms."""
@@ -375,10 +381,10 @@ LATENT_INPUTS: Mapping[str, InputSpec] = {
     "latent": InputSpec(("B", "Lk", "C"), synonyms=("kv_c", "compressed_kv", "c_kv", "ckv", "kv_latent")),
     "key_projection": InputSpec(("H", "C", "D"), synonyms=("w_uk", "w_kc", "key_up_projection")),
     "value_projection": InputSpec(("H", "C", "Dv"), synonyms=("w_uv", "w_vc", "value_up_projection")),
-    "query_rotary": optional(
+    "query_rotary": optional_input(
         *("B", "H", "Lq", "Dr"), neutral=None, needs="key_rotary", synonyms=("q_pe", "q_rope", "query_rope")
     ),
-    "key_rotary": optional(
+    "key_rotary": optional_input(
         *("B", "Lk", "Dr"), neutral=None, needs="query_rotary", synonyms=("k_pe", "k_rope", "kpe", "key_rope")
     ),
     **{name: INPUTS_ON_ROWS[name] for name in ("mask", "bias", "key_lengths", "head_scale")},

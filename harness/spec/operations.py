@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, Literal
 
 from attncheck.spec import inputs as specs
-from attncheck.spec.inputs import Axes, InputSpec, optional
+from attncheck.spec.inputs import Axes, InputSpec, optional_input
 from attncheck.spec.options import DEFAULT_SCORE, OPTIONS, OptionSpec, statistics_dtype
 
 
@@ -67,7 +67,7 @@ def stages_of(part: str) -> tuple[str, ...]:
 
 PROJECTIONS, NORMALIZATIONS, ROTATIONS = map(stages_of, ("projections", "normalizations", "rotations"))
 LOGITS, MEANS, GRADIENTS = map(stages_of, ("logits", "means", "gradients"))
-ON_SCORES = tuple(
+STAGES_ON_SCORES = tuple(
     name for name, spec in STAGE_SPECS.items() if spec.axes == specs.SCORES_AXES and spec.part != "gradients"
 )
 """Stages of the scores' shape."""
@@ -132,7 +132,7 @@ SCORE_SPECS: Mapping[str, ScoreSpec] = {
             "query": specs.QUERY,
             "key": specs.WIDE_KEY,
             "weight": InputSpec(("D", "Dk")),
-            "score_bias": optional("H", broadcast=True),
+            "score_bias": optional_input("H", broadcast=True),
         },
     ),
     "additive": ScoreSpec(
@@ -143,7 +143,7 @@ SCORE_SPECS: Mapping[str, ScoreSpec] = {
             "query_weight": InputSpec(("D", "A")),
             "key_weight": InputSpec(("Dk", "A")),
             "score_vector": InputSpec(("A",)),
-            "score_bias": optional("A"),
+            "score_bias": optional_input("A"),
         },
     ),
     "cosine": ScoreSpec("cosine_scores", _DOT_INPUTS, frozenset({"scale"})),
@@ -359,11 +359,11 @@ OPERATIONS: Mapping[str, Operation] = {
                 "query_weight": InputSpec(("E", "H*D")),
                 "key_weight": InputSpec(("Ek", "Hkv*D")),
                 "value_weight": InputSpec(("Ev", "Hkv*Dv")),
-                "output_weight": optional("H*Dv", "Eo", neutral=None),
-                "query_bias": optional("H*D"),
-                "key_bias": optional("Hkv*D"),
-                "value_bias": optional("Hkv*Dv"),
-                "output_bias": optional("Eo", needs="output_weight"),
+                "output_weight": optional_input("H*Dv", "Eo", neutral=None),
+                "query_bias": optional_input("H*D"),
+                "key_bias": optional_input("Hkv*D"),
+                "value_bias": optional_input("Hkv*Dv"),
+                "output_bias": optional_input("Eo", needs="output_weight"),
                 **specs.INPUTS_ON_ROWS,
                 **specs.ROTARY_INPUTS,
                 **specs.PAST_INPUTS,
@@ -382,9 +382,9 @@ OPERATIONS: Mapping[str, Operation] = {
         ),
     )
 }
-BY_SCORE = tuple(name for name, operation in OPERATIONS.items() if operation.score)
+OPERATIONS_BY_SCORE = tuple(name for name, operation in OPERATIONS.items() if operation.score)
 """Attention with scores other than the dot product."""
-PER_HEAD = tuple(
+OPERATIONS_PER_HEAD = tuple(
     name for name, operation in OPERATIONS.items() if "heads" in operation.options and not operation.has_projections
 )
 """Operations on queries, keys and values that have an axis of heads, or come with their heads side by side."""
@@ -421,7 +421,7 @@ IGNORABLE: Mapping[str, InputSpec | OptionSpec] = {
 """Inputs and options that an implementation may take and leave without effect."""
 
 
-def is_said(option: str, options: Mapping[str, Any], inputs: Collection[str]) -> bool:
+def is_option_set(option: str, options: Mapping[str, Any], inputs: Collection[str]) -> bool:
     """Return whether a case sets an option, or an input that replaces it.
 
     Example:
@@ -431,7 +431,7 @@ def is_said(option: str, options: Mapping[str, Any], inputs: Collection[str]) ->
     return options.get(option) is not None or not REPLACES[option].isdisjoint(inputs)
 
 
-def score_of(options: Mapping[str, Any]) -> ScoreSpec:
+def score_spec(options: Mapping[str, Any]) -> ScoreSpec:
     """Return the kind of score of a case of ``scoring``."""
     return SCORE_SPECS[options.get("score") or DEFAULT_SCORE]
 
@@ -441,7 +441,7 @@ def score_kind(operation: str, options: Mapping[str, Any]) -> str:
     return OPERATIONS[operation].score or str(options.get("score") or DEFAULT_SCORE)
 
 
-def inputs_of(operation: str, score: str | None) -> Mapping[str, InputSpec]:
+def input_specs(operation: str, score: str | None) -> Mapping[str, InputSpec]:
     """Return the inputs of an operation; those of ``scoring`` depend on the kind of score."""
     spec = OPERATIONS[operation]
     return SCORE_INPUTS[score or DEFAULT_SCORE] if spec.has_score_kinds else spec.inputs
@@ -473,7 +473,7 @@ def computed_stages(operation: str, options: Mapping[str, Any], inputs: Collecti
         ('raw_scores', 'scores', 'capped', 'masked', 'weights', 'log_sum_exp', 'output')
     """
     present = {*inputs, *(name for name, value in options.items() if value and value != (None, None))}
-    absent = set() if score_of(options).has_raw_scores else {LOGITS[0]}
+    absent = set() if score_spec(options).has_raw_scores else {LOGITS[0]}
     spec = OPERATIONS[operation]
     lowered = {stage for stage, name in spec.for_lowered.items() if name in present}
     return tuple(

@@ -38,7 +38,7 @@ ROUNDING_MODELS: Mapping[str, tuple[str, ...]] = {
 
 DEFAULT_FORMAT = next(iter(CODE_FORMATS))
 """The format of keys and values in codes if a case has no ``stored_as``."""
-TOLD_BY_DTYPE = frozenset({"float8_e4m3fn", "float8_e5m2"})
+FORMATS_KNOWN_BY_DTYPE = frozenset({"float8_e4m3fn", "float8_e5m2"})
 """Formats that a function can tell from the dtype of the codes."""
 
 
@@ -132,7 +132,7 @@ class OptionSpec:
     type: Any = None
 
 
-def option(description: str, **said: Any) -> Any:
+def option_field(description: str, **said: Any) -> Any:
     """Return a field of ``Options`` with its specification."""
     return field(default=None, metadata={"spec": OptionSpec(description, **said)})
 
@@ -144,8 +144,8 @@ class Options(Mapping[str, Any]):
     None is what is not given. As a mapping it holds what is given alone, by name.
     """
 
-    score: ScoreKind | None = option("Kind of score (operation scoring); scaled_dot if absent.", for_reading=True)
-    scale: float | None = option(
+    score: ScoreKind | None = option_field("Kind of score (operation scoring); scaled_dot if absent.", for_reading=True)
+    scale: float | None = option_field(
         "Factor on the raw scores; if absent 1 for dot and cosine, otherwise 1/sqrt(D).",
         usual=(0.0, 0.125, 0.5, 1.0, 2.0, -0.25, -1.0),
         synonyms=(
@@ -153,7 +153,7 @@ class Options(Mapping[str, Any]):
             *("scaling", "scale_factor", "qk_scale"),
         ),
     )
-    softcap: float | None = option(
+    softcap: float | None = option_field(
         "c: a scaled score s becomes c tanh(s / c), before the bias and the mask (dot and scaled_dot).",
         asks_for="capped",
         called="the softcap",
@@ -161,94 +161,94 @@ class Options(Mapping[str, Any]):
         usual=(0.5, 1.0, 5.0, 30.0, 50.0),
         synonyms=("soft_cap", "logit_cap", "logits_soft_cap", "attn_logit_softcapping", "attn_logits_soft_cap"),
     )
-    rotary_interleaved: bool | None = option(
+    rotary_interleaved: bool | None = option_field(
         "The rotary embedding rotates neighbouring elements, (x_2c, x_(2c + 1)); if absent those that are R apart, "
         "(x_c, x_(c + R)).",
         needs="rotary_cos",
         synonyms=("interleaved", "is_neox_style"),
     )
-    is_causal: bool | None = option(
+    is_causal: bool | None = option_field(
         "A query at position p attends to key j only if j <= p; `alignment` says what p is.",
         asks_for="masked",
         called="causality",
         synonyms=("causal", "use_causal_mask", "use_causal"),
     )
-    window: Window | None = option(
+    window: Window | None = option_field(
         "[left, right]: a query at position p attends to key j only if p - left <= j <= p + right; "
         "null is unbounded, on one side at most.",
         asks_for="masked",
         called="the window",
         synonyms=("window_size", "sliding_window", "local_window_size"),
     )
-    alignment: Literal["top_left", "bottom_right"] | None = option(
+    alignment: Literal["top_left", "bottom_right"] | None = option_field(
         "The position p of query i, for is_causal and window: top_left is i; bottom_right is such that the "
         "last query stands at the last key, and may be negative. If absent i + P, after a past of P keys.",
         for_reading=True,
         with_one_of=("is_causal", "window"),
     )
-    mask_fill: float | None = option(
+    mask_fill: float | None = option_field(
         "The number that takes the place of a score where the mask, causality, the window or the key lengths say "
         "no, rounded to the dtype; minus infinity if absent, and where the dtype has no such number.",
         with_one_of=_CAN_FORBID_KEYS,
         usual=(-1e9, -1e6, -1e4, -60.0, -4.0, -0.5, -1e-9, 0.0, 2.0),
         synonyms=("mask_value", "masked_value", "fill_value", "mask_filter_value", "neg_inf"),
     )
-    heads: int | None = option(
+    heads: int | None = option_field(
         "Number of heads: needed by multi_head_attention and by `layout: merged`.", positive=True
     )
-    kv_heads: int | None = option(
+    kv_heads: int | None = option_field(
         "Number of heads of key and value, which the query heads share evenly; as `heads` if absent.", positive=True
     )
-    projections: Literal["linear"] | None = option(
+    projections: Literal["linear"] | None = option_field(
         "How the weights of projections are laid out. linear: (out, in), as nn.Linear of torch holds them; "
         "`in_proj_weight` and `in_proj_bias` may then hold those of query, key and value. If absent (in, out).",
         for_reading=True,
     )
-    stored_as: StoredAs | None = option(
+    stored_as: StoredAs | None = option_field(
         "The format that keys and values are stored in, and a query that has a scale; float8_e4m3fn if absent. A "
         "function is told of those other than float8_e4m3fn and float8_e5m2, which the dtype says.",
         with_one_of=("key_scale",),
     )
-    packing: Packing | None = option(
+    packing: Packing | None = option_field(
         "Which half of a byte holds the first of two codes of 4 bits: low_first (if absent) or high_first.",
         with_one_of=("key_scale",),
         synonyms=("nibble_order",),
     )
-    swizzle: Swizzle | None = option(
+    swizzle: Swizzle | None = option_field(
         "How scales of blocks lie otherwise than in rows: 4x4, those of values, or 128x4, all of them.",
         with_one_of=("query_block_scale", "key_block_scale", "value_block_scale"),
         synonyms=("sf_layout", "scale_layout"),
     )
-    poison: Literal["nan", "large"] | None = option(
+    poison: Literal["nan", "large"] | None = option_field(
         "What keys and values hold that no query may use: nan, or large, which is 1e30 or the dtype's largest "
         "number. If absent, what was drawn.",
         for_reading=True,
         needs="key_lengths",
     )
-    empty_rows: EmptyRows | None = option(
+    empty_rows: EmptyRows | None = option_field(
         "What a query that may attend to no key gives: zero (if absent), uniform (the mean of all values) "
         "or nan. Asked of every implementation that has the keyword. Only where something can forbid a key.",
         convention=True,
         with_one_of=_CAN_FORBID_KEYS,
     )
-    lse_base: LseBase | None = option(
+    lse_base: LseBase | None = option_field(
         "The base of the logarithms that merge_states is given and returns: e (if absent) or 2.",
         synonyms=("log_base", "base"),
     )
-    norm: Norm | None = option(
+    norm: Norm | None = option_field(
         "What queries and keys are divided by: rms (if absent), sqrt(mean(x^2) + epsilon), or l2, max(|x|, epsilon).",
         synonyms=("qk_norm", "norm_type"),
     )
-    norm_over: NormOver | None = option(
+    norm_over: NormOver | None = option_field(
         "What a norm is taken of: each head (if absent), or the full width, all heads of a position."
     )
-    epsilon: float | None = option(
+    epsilon: float | None = option_field(
         "The smallest divisor of l2, or what rms adds to the mean of squares; 1e-6 if absent.",
         positive=True,
         usual=(1e-6, 1e-5, 1e-3, 0.1, 1.0),
         synonyms=("eps", "norm_eps", "rms_norm_eps", "variance_epsilon", "layer_norm_epsilon"),
     )
-    norm_after_rotation: bool | None = option(
+    norm_after_rotation: bool | None = option_field(
         "The rotation comes before the norm; if absent after it.", needs="rotary_cos"
     )
 

@@ -32,10 +32,10 @@ from attncheck.reports.frames import (
     Column,
     Frames,
     group_by_key,
-    records,
     select_expected_failures,
     select_failing,
     stage_sort_key,
+    to_records,
 )
 from attncheck.results.format import SCRIPTS_FOLDER
 from attncheck.results.records import read_json
@@ -305,7 +305,7 @@ def case_details(
     marks[select_failing(results).index] = "failing"
     marks[select_expected_failures(results).index] = "xfail"
     by_case: dict[str, dict[tuple[str, str, str], dict[str, Mapping[str, Any]]]] = {}
-    for item in records(results.assign(state=marks)):
+    for item in to_records(results.assign(state=marks)):
         key = (item["environment"], item["implementation"], item["dtype"])
         by_case.setdefault(item["case"], {}).setdefault(key, {})[item["stage"]] = item
     for case in table:

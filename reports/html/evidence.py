@@ -18,8 +18,8 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from attncheck.common.wording import count_noun, format_distinct
-from attncheck.judging.compare import absolute_difference, differing_nonfinite, quotient
-from attncheck.reading.shapes import show
+from attncheck.judging.compare import absolute_difference, differing_nonfinite, error_ratio
+from attncheck.reading.shapes import format_shape
 from attncheck.reports import panels
 from attncheck.reports.cells import FAILS_A_RUN, CellRow, State, cell_table, distinct_states, is_unsupported_everywhere
 from attncheck.reports.coverage import DOCUMENT_VERDICTS, Misprint, count_numbers_of_cases, misprints
@@ -52,13 +52,13 @@ from attncheck.reports.frames import (
     document_layout,
     element_text,
     group_by_key,
-    records,
     select_expected_failures,
     select_failing,
+    to_records,
 )
 from attncheck.reports.html import contents
 from attncheck.reports.html.contents import CellEvidence, render_macro
-from attncheck.results.format import EXACT, bound_name
+from attncheck.results.format import EXACT, bound_array_name
 
 Array = NDArray[Any]
 _MAX_ROWS = 12
@@ -123,7 +123,7 @@ def _failing_rows(frames: Frames, cases: set[str]) -> dict[Any, list[dict[str, A
     parts[1] = parts[1].assign(against="number")
     rows = pd.concat([part for part in parts if len(part)]) if any(map(len, parts)) else parts[0]
     # All at once: there may be a thousand cells.
-    return group_by_key(records(rows), itemgetter("case", "dtype", "environment", "implementation"))
+    return group_by_key(to_records(rows), itemgetter("case", "dtype", "environment", "implementation"))
 
 
 def _stage_messages(rows: list[dict[str, Any]]) -> tuple[str, ...]:
@@ -193,7 +193,7 @@ def _error_maps(frames: Frames, case: str, dtype: str, column: Column, stages: S
     """Yield a map for each stage whose array, exact answer and bound were kept."""
     kept, name = frames.arrays.of(case, dtype), frames.classes.get(column.key, {}).get(dtype, "")
     for stage in dict.fromkeys(stages):
-        keys = ((column.environment, of, stage) for of in (column.implementation, EXACT, bound_name(name)))
+        keys = ((column.environment, of, stage) for of in (column.implementation, EXACT, bound_array_name(name)))
         arrays = [kept[key] for key in keys if key in kept]
         if len(arrays) == 3 and len({array.shape for array in arrays}) == 1:
             yield _error_figure(stage, frames.cases[case], *arrays)
@@ -204,8 +204,8 @@ def _error_figure(stage: str, case: Mapping[str, Any], computed: Array, exact: A
 
     A map has cells by level, with neighbours of one row as one run; cells beyond the bound are crossed out.
     """
-    errors = error_ratio(computed, exact, bound)
-    layout = document_layout(case, {"stage": stage, "shape": show(errors.shape)})
+    errors = element_error_ratios(computed, exact, bound)
+    layout = document_layout(case, {"stage": stage, "shape": format_shape(errors.shape)})
     words = panels.describe_errors(errors, "error over bound", layout)
     small = _small_matrices(computed, exact, errors, is_document=layout is not None)
     maps: list[tuple[object, ...]] = []
@@ -222,7 +222,7 @@ def _error_figure(stage: str, case: Mapping[str, Any], computed: Array, exact: A
     return Figure(words, render_macro("errors", stage, words, small, maps))
 
 
-def error_ratio(computed: NDArray[Any], reference: NDArray[Any], allowed: NDArray[Any]) -> NDArray[np.float64]:
+def element_error_ratios(computed: NDArray[Any], reference: NDArray[Any], allowed: NDArray[Any]) -> NDArray[np.float64]:
     """Return the error of every element over the allowed one; 1 is the limit. All three have one shape.
 
     ``reference`` is the exact answer and ``allowed`` the bound, or another implementation's array and the sum of both
@@ -230,10 +230,10 @@ def error_ratio(computed: NDArray[Any], reference: NDArray[Any], allowed: NDArra
     has NaN or infinity there.
 
     Example:
-        >>> error_ratio(np.array([1.5, np.nan, 9.0]), np.ones(3), np.array([0.25, 0.25, np.inf])).tolist()
+        >>> element_error_ratios(np.array([1.5, np.nan, 9.0]), np.ones(3), np.array([0.25, 0.25, np.inf])).tolist()
         [2.0, inf, nan]
     """
-    ratio = quotient(absolute_difference(computed, reference), allowed)
+    ratio = error_ratio(absolute_difference(computed, reference), allowed)
     ratio[differing_nonfinite(computed, reference)] = np.inf
     ratio[np.isposinf(allowed) | np.isnan(allowed)] = np.nan
     return ratio
@@ -269,7 +269,7 @@ def heatmap_markup(panel: panels.Panel) -> Markup:
         ]
         return render_macro("heat", panel, cells)
     if not panel.matrix.size:
-        return render_macro("picture", f"{panel.title}: empty, shape {show(panel.matrix.shape)}", 0, "")
+        return render_macro("picture", f"{panel.title}: empty, shape {format_shape(panel.matrix.shape)}", 0, "")
     width = panel.matrix.shape[1] * max(1, min(_MAX_PIXELS, _MAX_PIXELS_WIDE // max(panel.matrix.shape)))
     return render_macro("picture", panels.describe_panel(panel), width, b64encode(panels.encode_png(pixels)).decode())
 

@@ -23,7 +23,7 @@ from attncheck.reports.defects import find_defects
 from attncheck.reports.document_model import LINE_BREAK, Inline, Mark, Page, Section, Table, Text, anchor_of
 from attncheck.reports.frames import Frames, documents_of, sampled_row_texts, select_expected_failures, select_failing
 from attncheck.reports.html import contents, evidence
-from attncheck.reports.summary import exit_code_of, make_summary
+from attncheck.reports.summary import comparison_exit_code, make_summary
 from attncheck.spec import DTYPES
 from attncheck.spec.verdicts import Verdict
 
@@ -120,7 +120,7 @@ def _select_detailed_cases(
 
 def _tone_and_sign(frames: Frames, table: Mapping[str, CellRow]) -> tuple[str, str]:
     """Return the page's tone and its sign: green and a tick only if everything was judged and agrees."""
-    code = exit_code_of(frames)
+    code = comparison_exit_code(frames)
     if not len(frames.results) or code not in (ExitCode.AGREE, ExitCode.DISAGREE):
         return _UNSURE
     if code is ExitCode.DISAGREE:

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from attncheck.backends import BACKENDS, EVERYTHING, BackendEntry
+from attncheck.backends import ALL_ENTRIES, BACKENDS, BackendEntry
 from attncheck.backends.contract import Backend, Tensor
 from attncheck.execution.operations import run_operation
 from attncheck.judging.judge_stages import judge_stages
 from attncheck.judging.truth import find_truth
-from attncheck.reading.expected_failures import bundled_expected_failures, recorded_empty_rows
+from attncheck.reading.expected_failures import load_bundled_expected_failures, recorded_empty_rows
 from attncheck.reading.problem import Problem
 
 Run = Callable[..., dict[str, NDArray[Any]]]
@@ -126,8 +126,8 @@ def _caller(setting: Setting) -> Run:
 def _given_without_a_key(name: str, dtype: str) -> dict[str, str]:
     """Return what a mode gives for a row without a key, as it declares or as is known of it; nothing where zeros."""
     framework, _, mode = name.partition(".")
-    declared = EVERYTHING[framework].all_modes[mode].conventions
-    recorded = recorded_empty_rows(bundled_expected_failures([framework]), name, "any", dtype)
+    declared = ALL_ENTRIES[framework].all_modes[mode].conventions
+    recorded = recorded_empty_rows(load_bundled_expected_failures([framework]), name, "any", dtype)
     values = [declared["empty_rows"].value] if "empty_rows" in declared else list(recorded)
     return {"empty_rows": values[0]} if values else {}
 
@@ -141,8 +141,8 @@ def judge_mode() -> Callable[..., dict[str, str]]:
 
     def judge(name: str, dtype: str, operation: str, inputs: dict[str, Any], options: dict[str, Any]) -> dict[str, str]:
         framework, _, mode = name.partition(".")
-        declared = EVERYTHING[framework].all_modes[mode]
-        with _prepared(EVERYTHING[framework], dtype, mode) as prepared:
+        declared = ALL_ENTRIES[framework].all_modes[mode]
+        with _prepared(ALL_ENTRIES[framework], dtype, mode) as prepared:
             stored = {
                 each: array if array.dtype.kind in "biu" else array.astype(prepared.dtype)
                 for each, array in inputs.items()

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from problems import draw
 
-from attncheck.backends import BACKENDS, EVERYTHING, BackendEntry, derived, numpy_backend
+from attncheck.backends import ALL_ENTRIES, BACKENDS, BackendEntry, derived, numpy_backend
 from attncheck.backends.contract import Backend
 from attncheck.execution.operations import run_operation
 from attncheck.reading.shapes import axis_lengths, stage_shapes
@@ -49,7 +49,7 @@ CALLS = (
 
 def _entries() -> list[Any]:
     params = []
-    for entry in EVERYTHING.values():
+    for entry in ALL_ENTRIES.values():
         marks = [getattr(pytest.mark, entry.name)] if entry.name != "numpy" else []
         params.append(pytest.param(entry, marks=marks, id=entry.name))
     return params

@@ -16,7 +16,7 @@ from modes import asked, needing
 from numpy.typing import NDArray
 
 from attncheck import check
-from attncheck.backends import BACKENDS, EVERYTHING, Library, numpy_backend
+from attncheck.backends import ALL_ENTRIES, BACKENDS, Library, numpy_backend
 from attncheck.execution.operations import run_operation
 
 Arrays = dict[str, NDArray[Any]]
@@ -245,7 +245,7 @@ CAUSAL: dict[str, tuple[Arrays, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("library", [needing("mlx"), needing("paddle")])
 def test_arrays_go_over_to_a_library_and_come_back(library: str) -> None:
-    backend: Any = EVERYTHING[library].load("sdpa")
+    backend: Any = ALL_ENTRIES[library].load("sdpa")
     backend.prepare("float32", 1)
     for name in ("float64", "float32", "float16", "bfloat16", "int32", "bool"):
         array = np.arange(-4, 8).reshape(3, 4)[:, ::2].astype(getattr(ml_dtypes, name, name))
@@ -264,7 +264,7 @@ SCALES_IN_FLOAT32 = {
 @pytest.mark.parametrize("name", [needing(name) for name in SCALES_IN_FLOAT32])
 def test_a_scale_that_is_no_float32_is_refused_in_float64_by_what_holds_it_in_float32(name: str) -> None:
     library, _, mode = name.partition(".")
-    backend: Any = EVERYTHING[library].load(mode)
+    backend: Any = ALL_ENTRIES[library].load(mode)
     tensors = {name: backend.from_numpy(array[..., :4]) for name, array in INPUTS.items()}
     with pytest.raises(NotImplementedError, match=SCALES_IN_FLOAT32[name]):
         backend.attention(**tensors, scale=0.77)
@@ -284,7 +284,7 @@ ALONE = {**INPUTS, "key": normal(2, 4, 5, 6), "value": normal(2, 4, 5, 7)}
 
 @pytest.mark.openvino
 def test_a_query_without_a_key_is_nan_and_an_output_stays_as_it_was_when_the_next_call_comes() -> None:
-    backend: Any = EVERYTHING["openvino"].load("sdpa")
+    backend: Any = ALL_ENTRIES["openvino"].load("sdpa")
     backend.prepare("float32", 1)
     arrays = {name: array.astype(np.float32) for name, array in ALONE.items()}
     mask = np.ones((2, 1, 3, 5), dtype=bool)

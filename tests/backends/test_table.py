@@ -15,16 +15,16 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from attncheck.backends import BACKENDS, EVERYTHING, LIBRARIES, PYTHON_VERSIONS, BackendEntry, Mode
+from attncheck.backends import ALL_ENTRIES, BACKENDS, LIBRARIES, PYTHON_VERSIONS, BackendEntry, Mode
 from attncheck.backends.contract import EmptyRows
-from attncheck.backends.devices import HIDDEN_DEVICE_VARIABLES, VISIBLE, NoDeviceError, on_device
+from attncheck.backends.devices import HIDDEN_DEVICE_VARIABLES, VISIBLE_DEVICE_VARIABLES, NoDeviceError, on_device
 from attncheck.reports.defects import thread_address
 from attncheck.spec import DTYPES
 from attncheck.spec.classes import rounding_model_named
 from attncheck.spec.options import DECLARABLE
 
 ROOT = Path(__file__).parents[2]
-MODES = {f"{entry.name}.{mode.name}": mode for entry in EVERYTHING.values() for mode in entry.all_modes.values()}
+MODES = {f"{entry.name}.{mode.name}": mode for entry in ALL_ENTRIES.values() for mode in entry.all_modes.values()}
 
 
 def python(code: str) -> str:
@@ -160,7 +160,7 @@ def test_tox_installs_selects_and_checks_every_framework_on_every_python_that_it
     assert list(environments()) == ["quality", *wanted, *(f"py311-{name}" for name in LIBRARIES)]
     extras = dict(line.split(": ") for line in tox("testenv", "extras") if ": " in line)
     assert extras == {
-        **{name: name for name in EVERYTHING if name != "numpy"},
+        **{name: name for name in ALL_ENTRIES if name != "numpy"},
         **{
             f"{prefix}-all": "all" if len(on(python)) == len(BACKENDS) else ", ".join(on(python)[1:])
             for prefix, python in TOX.items()
@@ -169,16 +169,16 @@ def test_tox_installs_selects_and_checks_every_framework_on_every_python_that_it
     lines = tox("testenv", "set_env")
     selected = dict(line.split(": SELECTED = ") for line in lines if ": SELECTED = " in line)
     without = " and ".join(f"not {entry.name}" for entry in FRAMEWORKS)
-    alone = {name: name for name in EVERYTHING if name != "numpy"}
+    alone = {name: name for name in ALL_ENTRIES if name != "numpy"}
     needing = " or ".join(entry.name for entry in FRAMEWORKS)
     assert selected == {"numpy": without, **alone, "all": needing}
     checked = dict(line.split(": BACKENDS = ") for line in lines if ": BACKENDS = " in line)
     everywhere = {f"{prefix}-all": ",".join(on(python)) for prefix, python in TOX.items()}
-    assert checked == {**{name: name for name in EVERYTHING}, **everywhere}
+    assert checked == {**{name: name for name in ALL_ENTRIES}, **everywhere}
 
 
 def test_markers_make_ci_and_lists_of_expected_failures_know_every_framework(pytestconfig: pytest.Config) -> None:
-    assert set(EVERYTHING) <= {marker.partition(":")[0] for marker in pytestconfig.getini("markers")}
+    assert set(ALL_ENTRIES) <= {marker.partition(":")[0] for marker in pytestconfig.getini("markers")}
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert set(re.findall(r"--backend (\S+)", makefile)) == {",".join(BACKENDS)}
     (listed,) = re.findall(r"^TEST_ENVIRONMENTS \?= (\S+)$", makefile, re.MULTILINE)
@@ -186,7 +186,7 @@ def test_markers_make_ci_and_lists_of_expected_failures_know_every_framework(pyt
     (counted,) = re.findall(r"^ENVIRONMENTS = \((.*)\)$", (ROOT / ".ci" / "count.py").read_text("utf-8"), re.MULTILINE)
     assert set(listed.split(",")) - {"quality"} == set(re.findall(r'"([^"]+)"', counted))
     assert set(listed.split(",")) <= set(environments())
-    assert {path.stem for path in (ROOT / "backends" / "expected_failures").glob("*.yaml")} <= set(EVERYTHING)
+    assert {path.stem for path in (ROOT / "backends" / "expected_failures").glob("*.yaml")} <= set(ALL_ENTRIES)
 
 
 # Where tensors lie. No accelerator is needed: ``cpu:0`` is a device by name, and torch's ``meta`` holds no numbers.
@@ -240,7 +240,7 @@ def test_strides_are_kept_on_torchs_device_and_eager_code_makes_all_that_it_need
 
 
 def test_a_mode_on_a_device_is_the_mode_without_it_is_named_so_and_leaves_room_there() -> None:
-    for entry in EVERYTHING.values():
+    for entry in ALL_ENTRIES.values():
         for mode in entry.device_modes:
             name, _, device = mode.name.partition("@")
             assert mode.device == device
@@ -250,9 +250,9 @@ def test_a_mode_on_a_device_is_the_mode_without_it_is_named_so_and_leaves_room_t
             if name in entry.all_modes:
                 own: Mode = entry.all_modes[name]
                 assert (own.module, own.attribute) == (mode.module, mode.attribute)
-    jax, triton = BACKENDS["jax"], EVERYTHING["triton"]
+    jax, triton = BACKENDS["jax"], ALL_ENTRIES["triton"]
     assert jax.environment_of("jit") == {**jax.environment, **HIDDEN_DEVICE_VARIABLES}
-    assert jax.environment_of("jit@cuda") == {**jax.environment, **VISIBLE}
+    assert jax.environment_of("jit@cuda") == {**jax.environment, **VISIBLE_DEVICE_VARIABLES}
     # An interpreter is set for the mode that runs in it alone.
     assert triton.environment_of("fused")["TRITON_INTERPRET"] == "1"
     assert "TRITON_INTERPRET" not in triton.environment_of("fused@cuda")
@@ -262,7 +262,7 @@ def test_every_framework_is_an_extra_pinned_and_typed_and_the_pythons_are_those_
     project = pyproject()["project"]
     extras = project["optional-dependencies"]
     assert {name: extras[name][0] for name in extras if name not in ("dask", "draw", "parquet", "all")} == {
-        name: entry.requirement for name, entry in EVERYTHING.items() if name != "numpy"
+        name: entry.requirement for name, entry in ALL_ENTRIES.items() if name != "numpy"
     }
     assert extras["all"] == [f"attncheck[{','.join(entry.name for entry in FRAMEWORKS)},draw,parquet]"]
     assert BACKENDS["numpy"].requirement in project["dependencies"]
@@ -274,7 +274,7 @@ def test_every_framework_is_an_extra_pinned_and_typed_and_the_pythons_are_those_
     pins = [(ROOT / name).read_text(encoding="utf-8") for name in ("constraints.txt", "tox.ini")]
     pinned = re.findall(r"^(?: +\w+: )?([\w-]+)==", "\n".join(pins), re.MULTILINE)
     (override,) = pyproject()["tool"]["mypy"]["overrides"]
-    for name, entry in EVERYTHING.items():
+    for name, entry in ALL_ENTRIES.items():
         assert set(entry.packages) <= set(pinned), name
         assert re.split(r"[<>=]", entry.requirement)[0] == entry.packages[0], name
         importable = set(entry.packages) - {"jaxlib", "numpy"}  # nothing imports the one, and the other has types

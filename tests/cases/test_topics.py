@@ -20,18 +20,26 @@ import pytest
 import yaml
 from bundled import bundled
 
-from attncheck.backends import EVERYTHING
+from attncheck.backends import ALL_ENTRIES
 from attncheck.backends.contract import CODE_FORMATS
 from attncheck.planning.plan import EMPTY_ROWS, Level, levels_in_case, option_levels
 from attncheck.reading import array_kinds
-from attncheck.reading.case import Case, Expected
+from attncheck.reading.case import Case, ExpectedStage
 from attncheck.reading.case_maker import SCORES_OF_OPTION
-from attncheck.reading.expected_failures import bundled_expected_failures
+from attncheck.reading.expected_failures import load_bundled_expected_failures
 from attncheck.reading.inputs import make_exact_inputs
 from attncheck.reading.schema import tag_schema
 from attncheck.reading.selection import TILE_TEMPLATE, for_each_row_of_tile, select_cases
 from attncheck.reading.shapes import axis_lengths
-from attncheck.spec import BY_SCORE, DEFAULT_FORMAT, OPERATIONS, REPLACES, SCORE_INPUTS, STAGE_SPECS, Operation
+from attncheck.spec import (
+    DEFAULT_FORMAT,
+    OPERATIONS,
+    OPERATIONS_BY_SCORE,
+    REPLACES,
+    SCORE_INPUTS,
+    STAGE_SPECS,
+    Operation,
+)
 
 ROOT = Path(str(files("attncheck.cases")))
 CORPUS = bundled()
@@ -66,7 +74,7 @@ def test_known_numbers_say_where_they_come_from_and_only_documents_print_numbers
 
 def test_every_expected_failure_names_cases_that_there_are() -> None:
     with_properties = select_cases(["properties"], properties=True).cases
-    for expected in bundled_expected_failures(list(EVERYTHING)):
+    for expected in load_bundled_expected_failures(list(ALL_ENTRIES)):
         cases = with_properties if expected.entry.property else CORPUS.cases
         for glob in expected.entry.cases:
             if glob.startswith("search/"):  # problems that a search draws: attncheck.searching.concrete
@@ -141,7 +149,7 @@ STORED = {name for name in OPERATIONS["quantized_attention"].inputs if name.ends
 }
 STORED |= {"stored_as", "packing", "swizzle"}
 """How codes are stored, which is undone before anything is computed: cases/block_formats.yaml has its own design."""
-OF_PAIRS = frozenset({"masking", "packed_attention_gradients", *BY_SCORE})
+OF_PAIRS = frozenset({"masking", "packed_attention_gradients", *OPERATIONS_BY_SCORE})
 """Operations of which every two options meet: what comes after the scores is that of attention by a dot product."""
 
 Levels = tuple[Level, ...]
@@ -373,7 +381,7 @@ def _block(lines: list[str]) -> tuple[str, list[str]]:
     return lines[0], NUMBER.findall(" ".join(lines[1:]))
 
 
-def texts(expected: Expected) -> list[str]:
+def texts(expected: ExpectedStage) -> list[str]:
     """The numbers of an expectation as they stand in the file, in the order of the document."""
     assert expected.numbers is not None
     numbers = (

@@ -23,12 +23,12 @@ from test_command_line import GROUP
 from attncheck.backends import numpy_backend
 from attncheck.backends.families import FAMILIES
 from attncheck.execution.signatures import signature_text
-from attncheck.execution.worker import Computed, evaluate_on
+from attncheck.execution.worker import Computed, evaluate_on_backend
 from attncheck.judging.compare import absolute_difference, differing_nonfinite
 from attncheck.reading import array_kinds, model
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailureEntry, load_expected_failures
-from attncheck.reading.inputs import inputs_in, problem_of
+from attncheck.reading.inputs import make_inputs, problem_from_case
 from attncheck.reading.loader import load_case_file, load_tags
 from attncheck.reading.model import TAG_FILE
 from attncheck.settings import options
@@ -67,7 +67,7 @@ def test_every_table_can_be_made_stands_on_one_page_and_says_what_each_field_mea
 
 def test_help_names_every_family_and_every_command_with_an_outcome_has_a_document_and_the_option() -> None:
     names = f"{', '.join(list(FAMILIES)[:-1])} or {list(FAMILIES)[-1]}"
-    assert names in options.options_of(options.RunOptions)["signature"].flag.help
+    assert names in options.find_options(options.RunOptions)["signature"].flag.help
     of_texts = {"schema"}  # which is JSON anyway
     assert {name.split()[0] for name in DOCUMENTS} == set(GROUP.commands) - of_texts
     for name, command in GROUP.commands.items():
@@ -114,7 +114,7 @@ def test_every_option_input_and_field_has_an_example_which_the_reference_shows()
 def test_every_example_runs_and_the_numbers_that_it_knows_hold() -> None:
     for case in _cases():
         dtype = "float64" if "float64" in case.dtypes else "float32"
-        outcome = evaluate_on(numpy_backend, problem_of(case, inputs_in(case, dtype)).as_call())
+        outcome = evaluate_on_backend(numpy_backend, problem_from_case(case, make_inputs(case, dtype)).as_call())
         assert isinstance(outcome, Computed), outcome
         for expected in case.expected:
             if expected.numbers is None or expected.erratum or expected.name != expected.of:

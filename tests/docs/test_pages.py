@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from attncheck.backends import EVERYTHING
+from attncheck.backends import ALL_ENTRIES
 from attncheck.common.processors import processor_flags
 from attncheck.reports.survey import PublishedFinding, read_findings
 
@@ -92,7 +92,7 @@ def test_a_snippet_prints_what_it_says(
     block: Block, finding: PublishedFinding | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if finding is not None:
-        now = version(EVERYTHING[finding.library].packages[0])
+        now = version(ALL_ENTRIES[finding.library].packages[0])
         if not f"{now}.".startswith(f"{finding.release}."):
             pytest.skip(f"found in {finding.library} {finding.release}; this is {now}")
     processor = re.match(r"# on a processor with (\w+)\n", block.text)

@@ -14,7 +14,7 @@ from attncheck import Settings, run_cases, select_cases
 from attncheck.backends import BackendEntry
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.execution.runner import GroupRunner
-from attncheck.execution.worker import Outcome, evaluate_on
+from attncheck.execution.worker import Outcome, evaluate_on_backend
 from attncheck.reading.problem import Problem
 from attncheck.results.reader import Run, read_run
 from attncheck.results.writer import ResultsWriter
@@ -24,7 +24,7 @@ def evaluated(runner: GroupRunner[Any], task: Problem) -> Outcome:
     """Evaluate in this process: workers are not the point."""
     runner.description = {"version": "1.0"}
     runner._meanwhile()
-    return evaluate_on(runner.group.implementation.entry.load(), task)
+    return evaluate_on_backend(runner.group.implementation.entry.load(), task)
 
 
 GroupRunner._evaluate_and_retry_alone = evaluated

@@ -23,12 +23,12 @@ from attncheck import ask, check, explain
 from attncheck.asking.again import calls_before, find_minimal_sequence
 from attncheck.backends import numpy_backend
 from attncheck.common.errors import AttncheckError, UsageError
-from attncheck.common.store import VARIABLE
+from attncheck.common.store import CACHE_VARIABLE
 from attncheck.diagnosis import examine as examining
 from attncheck.diagnosis.run import MIN_CONFIRMING, ReturnedStages
 from attncheck.execution.worker import Computed
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import inputs_in
+from attncheck.reading.inputs import make_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row, StoredArray
 from attncheck.results.last_failed import FailureLimit
@@ -93,7 +93,7 @@ def only_case(folder: Path) -> Case:
 
 
 def numbers(case: Case, dtype: str | None = None) -> dict[str, Array]:
-    return dict(inputs_in(case, dtype or case.dtypes[0]).arrays)
+    return dict(make_inputs(case, dtype or case.dtypes[0]).arrays)
 
 
 @pytest.mark.usefixtures("quiet")
@@ -408,7 +408,7 @@ def write_causal(folder: Path, lengths: Sequence[int]) -> str:
 @pytest.fixture
 def causal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Write eleven cases, with two to twelve queries, into a folder."""
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     with own_code_here():
         yield write_causal(tmp_path / "cases", range(2, 13))
 
@@ -417,13 +417,13 @@ def causal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def examined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The cases that are diagnosed by exact arithmetic."""
     found: list[str] = []
-    examine = examining.examine
+    examine = examining.examine_outcome
 
     def noted(blank: Row, case: Case, *arguments: Any) -> Any:
         found.append(case.id)
         return examine(blank, case, *arguments)
 
-    monkeypatch.setattr(examining, "examine", noted)
+    monkeypatch.setattr(examining, "examine_outcome", noted)
     return found
 
 

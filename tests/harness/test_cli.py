@@ -27,7 +27,7 @@ from attncheck.backends import BACKENDS, BackendEntry
 from attncheck.cli import completion
 from attncheck.cli.process import as_memory_error
 from attncheck.cli.watching import WatchedFiles, changed_files
-from attncheck.execution.implementations import every_implementation
+from attncheck.execution.implementations import processor_implementations
 from attncheck.results.reader import read_run
 from attncheck.spec import DTYPES
 
@@ -239,7 +239,7 @@ def test_all_there_is_is_offered_and_nothing_else() -> None:
     assert [name for name in ids - plain if not any(fnmatchcase(name, glob) for glob in globs)] == []
     assert [name for name in plain - ids if not name.startswith("properties/")] == []  # those are asked otherwise
     assert [glob for glob in globs if not any(fnmatchcase(name, glob) for name in ids)] == []
-    assert {item.name for item in every_implementation()} <= set(completion.complete_implementation(""))
+    assert {item.name for item in processor_implementations()} <= set(completion.complete_implementation(""))
     assert completion.complete_dtypes("float64,") == [f"float64,{dtype}" for dtype in DTYPES]
     assert completion.complete_tags("") == list(selection.tags)
     assert completion.complete_implementations("numpy,torch.sdpa_f") == ["numpy,torch.sdpa_flash"]

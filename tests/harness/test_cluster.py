@@ -23,7 +23,7 @@ from attncheck.backends import BackendEntry
 from attncheck.common.errors import ClusterError, ExitCode, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, ImplementationSelection, user_entry
-from attncheck.execution.runner import Group
+from attncheck.execution.runner import WorkerGroup
 from attncheck.execution.user_code import Target
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.selection import select_cases
@@ -280,7 +280,7 @@ def test_a_worker_that_joins_late_with_another_file_computes_nothing(tmp_path: P
     kernel = tmp_path / "kernel.py"
     kernel.write_text("def attention(query, key, value): return value")
     implementation = Implementation(user_entry(Target.of(f"{kernel}:attention"), {}, "numpy"), "attention")
-    group = Group(implementation, ("float64",))
+    group = WorkerGroup(implementation, ("float64",))
     versions = {0: found_here(required_sources([group])), -1: found_here(required_sources([]))}
     job = JobContext("run", (group,), Judge((implementation,)), Limits(), True, 1, versions)
     check_versions(job, 0)

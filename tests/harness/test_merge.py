@@ -13,7 +13,7 @@ from part_files import split_arrays
 
 from attncheck.reports.frames import Merged
 from attncheck.reports.merge import merge_runs
-from attncheck.results.format import ARRAY_SCHEMA, INPUTS, Row, StoredArray, bound_name
+from attncheck.results.format import ARRAY_SCHEMA, INPUTS, Row, StoredArray, bound_array_name
 from attncheck.results.reader import read_runs
 from attncheck.results.tables import TableFile
 from attncheck.results.writer import write_table
@@ -38,7 +38,7 @@ def make_run(make_row: Callable[..., Row], write_run: WriteRun) -> MakeRun:
     def make(label: str, weights: Mapping[str, float], *, keep: bool = True, bound: float | None = BOUND) -> Path:
         rows = [make_row(implementation=name, message=f"said by {label}") for name in weights]
         arrays = [stored(name, number) for name, number in weights.items()]
-        arrays += [stored(bound_name("native"), bound)] if bound is not None else []
+        arrays += [stored(bound_array_name("native"), bound)] if bound is not None else []
         return write_run(rows, label=label, arrays=arrays if keep else ())
 
     return make
@@ -88,7 +88,7 @@ def test_the_sum_of_both_bounds_is_allowed_and_no_more(number: float, verdict: s
 def test_each_has_its_bound_and_without_bounds_form_nan_and_equality_alone_are_compared(
     make_row: Callable[..., Row], write_run: WriteRun, make_run: MakeRun
 ) -> None:
-    arrays = [stored("torch.sdpa", NEARLY + BOUND), stored(bound_name("fused"), 2 * BOUND)]
+    arrays = [stored("torch.sdpa", NEARLY + BOUND), stored(bound_array_name("fused"), 2 * BOUND)]
     classes = {"torch.sdpa": {"float64": "fused", "float32": "native"}}
     fused = write_run([make_row(implementation="torch.sdpa")], label="b", arrays=arrays, classes=classes)
     rows = merged(make_run("a", {"numpy.eager": RIGHT}), fused).rows
@@ -138,7 +138,7 @@ def test_a_case_that_is_not_the_same_in_both_runs_is_told_and_not_compared(
     for label, scores in (("a", 1.0), ("b", 2.0)):
         records = [make_case_record(case, **changes.get(case, {}) if label == "b" else {}) for case in cases]
         arrays = [stored(INPUTS, scores if case == "file/inputs" else 1.0, case=case, stage="scores") for case in cases]
-        for name, number in (("numpy.eager", RIGHT), (bound_name("native"), BOUND)):
+        for name, number in (("numpy.eager", RIGHT), (bound_array_name("native"), BOUND)):
             arrays += [stored(name, number, case=case) for case in cases]
         runs.append(write_run([make_row(case=case) for case in cases], label=label, arrays=arrays, cases=records))
     both = merged(*runs)
@@ -171,7 +171,7 @@ def test_parts_in_another_order_are_compared(make_row: Callable[..., Row], write
         arrays = [
             stored(name, number, case=case)
             for case in order
-            for name, number in (("numpy.eager", RIGHT), (bound_name("native"), BOUND))
+            for name, number in (("numpy.eager", RIGHT), (bound_array_name("native"), BOUND))
         ]
         directory = write_run([make_row(case=case) for case in order], label=label, arrays=arrays)
         path = directory / "arrays" / "part-00000.npz"

@@ -14,13 +14,13 @@ from tables import tables_beside
 
 from attncheck.asking.engine import Engine
 from attncheck.asking.question import Question
-from attncheck.backends import BACKENDS, EVERYTHING, BackendEntry, DeclaredConvention, Mode
+from attncheck.backends import ALL_ENTRIES, BACKENDS, BackendEntry, DeclaredConvention, Mode
 from attncheck.common.errors import CaseError, ExitCode
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.planning import plan
 from attncheck.reading.expected_failures import (
     ExpectedFailure,
-    bundled_expected_failures,
+    load_bundled_expected_failures,
     load_expected_failures,
     recorded_empty_rows,
 )
@@ -31,7 +31,7 @@ from attncheck.reports.merge import merge_runs
 from attncheck.results.format import EXACT, FORMAT_VERSION, INPUTS
 from attncheck.results.reader import Run, read_run
 from attncheck.run import RunSummary, Settings, run_cases
-from attncheck.settings.config import minimum_of
+from attncheck.settings.config import minimum_to_be_judged
 from attncheck.settings.options import RunOptions, read_options
 from attncheck.showing.explanation import explanation_text
 from attncheck.spec import DTYPES
@@ -145,9 +145,9 @@ def test_a_project_says_how_much_is_judged(tmp_path: Path, monkeypatch: pytest.M
     """A command and a file that say no number, sessions.yaml has."""
     (tmp_path / "pyproject.toml").write_text('[tool.attncheck]\nmin_judged = "80%"\n')
     monkeypatch.chdir(tmp_path)
-    assert str(minimum_of(RunOptions(), complete=True)) == "80%"
-    assert minimum_of(RunOptions(), complete=False) is None
-    assert str(minimum_of(read_options({"min_judged": "5"}), complete=False)) == "5"
+    assert str(minimum_to_be_judged(RunOptions(), complete=True)) == "80%"
+    assert minimum_to_be_judged(RunOptions(), complete=False) is None
+    assert str(minimum_to_be_judged(read_options({"min_judged": "5"}), complete=False)) == "5"
 
 
 SLOW = "slow_to_compile"
@@ -350,9 +350,9 @@ def load(tmp_path: Path) -> Load:
 
 def test_every_backend_has_a_list_that_names_it_and_in_every_case_excuses_one_thing() -> None:
     """An entry of every case would otherwise hide any other error, or a mask that is read the other way round."""
-    for name, entry in EVERYTHING.items():
+    for name, entry in ALL_ENTRIES.items():
         names = {f"{name}.{mode}" for mode in (*entry.all_modes, *(each.name for each in entry.device_modes))}
-        for expected in bundled_expected_failures([name]):
+        for expected in load_bundled_expected_failures([name]):
             case = expected.entry.cases[0].replace("*", "x").replace("?", "x")
             assert expected.file == f"backends/expected_failures/{name}.yaml"
             assert any(expected.names(each, case, dtype) for each in names for dtype in expected.entry.dtypes or DTYPES)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from attncheck.common.store import VARIABLE
+from attncheck.common.store import CACHE_VARIABLE
 
 MOST_MODULES = 150
 """Of this package, in the process that was started."""
@@ -23,7 +23,7 @@ main()
 
 
 def test_a_few_cases_again_load_little(tmp_path: Path) -> None:
-    environment = {**os.environ, VARIABLE: str(tmp_path / "cache")}
+    environment = {**os.environ, CACHE_VARIABLE: str(tmp_path / "cache")}
     for _ in range(2):
         done = subprocess.run(
             [sys.executable, "-c", RUN], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False

@@ -26,7 +26,7 @@ from attncheck.backends import BACKENDS
 from attncheck.backends.contract import Backend
 from attncheck.common.errors import UsageError
 from attncheck.execution.implementations import Implementation, user_entry
-from attncheck.execution.operations import call_of
+from attncheck.execution.operations import function_and_keywords
 from attncheck.execution.signatures import FUNCTIONS, INPUTS
 from attncheck.execution.user_call import read_target_declarations
 from attncheck.execution.user_code import Target
@@ -44,7 +44,7 @@ from attncheck.spec import (
     STAGES,
     Options,
     computed_stages,
-    inputs_of,
+    input_specs,
 )
 from attncheck.spec.quantities import QUANTITIES
 
@@ -64,9 +64,9 @@ def keywords_of(operation: str, score: str | None) -> frozenset[str]:
 
 def test_the_contract_has_the_inputs_and_options_of_the_specification_and_no_others() -> None:
     for operation, score in KINDS:
-        function, _ = call_of(operation, {} if score is None else {"score": score})
+        function, _ = function_and_keywords(operation, {} if score is None else {"score": score})
         parameters = dict(list(inspect.signature(getattr(Backend, function)).parameters.items())[1:])
-        inputs = {name: spec for name, spec in inputs_of(operation, score).items() if not spec.for_reading}
+        inputs = {name: spec for name, spec in input_specs(operation, score).items() if not spec.for_reading}
         assert set(parameters) == {*inputs, *keywords_of(operation, score)}
         for name, spec in inputs.items():
             assert parameters[name].default is (inspect.Parameter.empty if spec.required else None), name

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from attncheck.attention.exact_array import Enclosure
 from attncheck.backends import BACKENDS, numpy_backend
 from attncheck.common import store as store_module
-from attncheck.common.store import NO_STORE, VARIABLE, Key, Store, UnreadableEntry, digest_of, user_store
+from attncheck.common.store import CACHE_VARIABLE, NO_STORE, Key, Store, UnreadableEntry, digest_of, user_store
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
-from attncheck.judging.judge import judge
+from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on_backend
+from attncheck.judging.judge import judge_case
 from attncheck.judging.remembered import (
     JUDGING_CODE,
     enclosures_from_bytes,
@@ -33,9 +33,9 @@ from attncheck.judging.remembered import (
     rows_to_bytes,
     store_key_of_rows,
 )
-from attncheck.judging.units import Judge, Remembered, UnitResult
+from attncheck.judging.units import Judge, StoredUnit, UnitResult
 from attncheck.reading.case import READING_CODE, UNJUDGED_FIELDS, Case
-from attncheck.reading.inputs import Inputs, inputs_in, problem_of
+from attncheck.reading.inputs import RoundedInputs, make_inputs, problem_from_case
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row
 from attncheck.spec import Options
@@ -137,7 +137,7 @@ def test_what_was_not_used_for_the_longest_time_goes_first(tmp_path: Path) -> No
 
 
 def test_the_users_store_is_theirs_alone_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     store = user_store()
     assert store.folder is not None
     assert store.folder.stat().st_mode & 0o077 == 0 or os.name != "posix"
@@ -145,7 +145,7 @@ def test_the_users_store_is_theirs_alone_or_none(tmp_path: Path, monkeypatch: py
         store.folder.chmod(0o777)
         assert user_store() is NO_STORE
     (tmp_path / "file").write_text("no folder")
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "file"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file"))
     assert user_store() is NO_STORE
 
 
@@ -276,8 +276,8 @@ class Unit:
 
     def __init__(self, case: Case, dtype: str) -> None:
         self.case, self.dtype = case, dtype
-        self.inputs: Inputs = inputs_in(case, dtype)
-        self.outcome: Outcome = evaluate_on(numpy_backend, problem_of(case, self.inputs).as_call())
+        self.inputs: RoundedInputs = make_inputs(case, dtype)
+        self.outcome: Outcome = evaluate_on_backend(numpy_backend, problem_from_case(case, self.inputs).as_call())
         self.collected = {"numpy.eager": replace(self.outcome, seconds=1.5)}
 
     def judged(self, store: Store) -> list[Any]:
@@ -285,10 +285,10 @@ class Unit:
         rows = [[str(value) for value in vars(row).values()] for row in found.rows]
         return [*rows, *((each.case, each.implementation, each.stage, each.array.tobytes()) for each in found.arrays)]
 
-    def by(self, judge: Judge, found: Remembered | None = None) -> UnitResult:
+    def by(self, judge: Judge, found: StoredUnit | None = None) -> UnitResult:
         return judge.judge(self.case, self.dtype, self.inputs, self.collected, found)
 
-    def remembered(self, judge: Judge) -> Remembered | None:
+    def remembered(self, judge: Judge) -> StoredUnit | None:
         return judge.remembered(self.case, self.dtype, self.inputs, self.collected)
 
 
@@ -380,6 +380,6 @@ def test_judging_reads_nothing_of_a_case_that_no_key_has() -> None:
     for case in select_cases(["documents/*", "masking/*"]).cases[::4]:
         watched = Watched(**{each.name: getattr(case, each.name) for each in fields(Case)})
         unit = Unit(case, case.dtypes[0])
-        judge(watched, unit.dtype, unit.inputs, {"one": unit.outcome}, {"one": "native"})
+        judge_case(watched, unit.dtype, unit.inputs, {"one": unit.outcome}, {"one": "native"})
     assert {"id", "operation", "expected"} <= read
     assert not read & UNJUDGED_FIELDS

@@ -20,9 +20,9 @@ from attncheck.common import progress
 from attncheck.common.errors import ExitCode, UsageError
 from attncheck.pytest_plugin import conformance
 from attncheck.run import Settings
-from attncheck.settings.commands import command, shell_command
+from attncheck.settings.commands import case_command, shell_command
 from attncheck.settings.config import read_config
-from attncheck.settings.options import CheckKeywords, RecordedOptions, RunOptions, options_of, read_options
+from attncheck.settings.options import CheckKeywords, RecordedOptions, RunOptions, find_options, read_options
 from attncheck.spec.verdicts import Verdict
 
 
@@ -75,10 +75,10 @@ def test_a_shell_reads_every_word_back(words: list[str]) -> None:
 
 def test_what_looks_like_an_option_is_given_as_a_file() -> None:
     words = ["-k.py:f", "--framework", "torch"]
-    assert command("explain", {"id": "-x/a"}, words, "float64") == (
+    assert case_command("explain", {"id": "-x/a"}, words, "float64") == (
         "attncheck explain ./-x/a ./-k.py:f --dtype float64 --framework torch"
     )
-    assert command("repro", {"id": "o/a-case", "path": "/my files/o.yaml"}, ["numpy.eager"], "float64") == (
+    assert case_command("repro", {"id": "o/a-case", "path": "/my files/o.yaml"}, ["numpy.eager"], "float64") == (
         "attncheck repro '/my files/o.yaml::a-case' numpy.eager --dtype float64"
     )
 
@@ -118,7 +118,7 @@ def test_a_section_that_says_nothing_sensible_is_told_in_one_line(tmp_path: Path
         assert len(told) < 1000
 
 
-OPTIONS = options_of(RunOptions)
+OPTIONS = find_options(RunOptions)
 
 
 def test_every_field_says_how_it_is_given_and_calls_show_their_keywords_with_the_defaults_of_the_options() -> None:

@@ -18,14 +18,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from catches import HOW_TO_ACCEPT, Catch, read_catches
 
 from attncheck.diagnosis.case_evidence import Evidence
-from attncheck.execution.worker import Computed, evaluate_on
+from attncheck.execution.worker import Computed, evaluate_on_backend
 from attncheck.mutation.catalogue import BY_HAND, CONTROLS, EQUIVALENT, MUTANTS, SUBJECTS
-from attncheck.mutation.judgement import RIGHTLY, WRONGLY, diagnoses_by_subject, first_wrong, naming_result
+from attncheck.mutation.judgement import RIGHTLY, WRONGLY, diagnoses_by_subject, first_wrong_stage, naming_result
 from attncheck.mutation.kernel import Kernel
 from attncheck.mutation.mutant import REFERENCE, WIDE_DTYPES, Subject, Variant
 from attncheck.mutation.narrow import RIGHT
 from attncheck.mutation.score import run_mutants
-from attncheck.mutation.unit import Unit, UnitScorer, count_scores
+from attncheck.mutation.unit import Unit, UnitScorer, count_case_scores
 from attncheck.planning.plan import recorded_units
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
@@ -78,7 +78,7 @@ def test_every_fault_is_caught_by_its_recorded_case_at_its_recorded_stage() -> N
                 offenders.append(
                     f"{catch.fault} and the reference do not both return {', '.join(sorted(lost))} of {case}"
                 )
-            wrong = first_wrong(findings or ())
+            wrong = first_wrong_stage(findings or ())
             if wrong is None or wrong.stage != catch.stage:
                 found = "is not caught" if wrong is None else f"is wrong at {wrong.stage or 'all of it'}"
                 offenders.append(
@@ -136,7 +136,7 @@ def test_right_variants_are_not_flagged_and_equivalent_ones_are_the_reference() 
 def _never_differing(subjects: Iterable[Subject], cases: Iterable[Case]) -> list[Subject]:
     """Return the right variants that are the reference, bit for bit, in every small case."""
     left = list(subjects)
-    for case in (case for case in cases if count_scores(case) <= _SMALL):
+    for case in (case for case in cases if count_case_scores(case) <= _SMALL):
         for dtype in case.dtypes:
             if any(dtype in subject.dtypes for subject in left):
                 scorer = UnitScorer(Unit(case, dtype))
@@ -155,5 +155,5 @@ def _differs(subject: Subject, scorer: UnitScorer) -> bool:
 def _stages(scorer: UnitScorer, backend: Variant) -> Mapping[str, NDArray[Any]]:
     """Return the stages that an implementation returns; none where it raises."""
     with np.errstate(all="ignore"):
-        outcome = evaluate_on(backend, scorer.call)
+        outcome = evaluate_on_backend(backend, scorer.call)
     return outcome.stages if isinstance(outcome, Computed) else {}

@@ -21,7 +21,7 @@ from attncheck.reports.frames import Frames, make_frames
 from attncheck.reports.html.page import render_html
 from attncheck.reports.merge import merge_runs
 from attncheck.reports.write import write_report
-from attncheck.results.format import EXACT, Row, StoredArray, bound_name
+from attncheck.results.format import EXACT, Row, StoredArray, bound_array_name
 from attncheck.results.reader import read_runs
 from attncheck.run import Settings, run_cases
 
@@ -94,7 +94,7 @@ def failing_frames(hand: Any) -> Frames:
     """One case on three implementations: right, wrong at one of its three weights, and known to be wrong."""
     exact, wrong = np.array([[[[0.1, 0.2, 0.7]]]]), np.array([[[[0.1, 0.205, 0.9]]]])
     named = {"good.eager": exact, "bad.eager": wrong, "old.eager": wrong, EXACT: exact}
-    named[bound_name("native")] = np.full((1, 1, 1, 3), 0.01)
+    named[bound_array_name("native")] = np.full((1, 1, 1, 3), 0.01)
     arrays = [StoredArray("file/one", "float64", name, "weights", array) for name, array in named.items()]
     made: Frames = hand.frames(tables_beside(__file__)["failing"], arrays=arrays)
     return made

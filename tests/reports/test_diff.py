@@ -12,7 +12,7 @@ from here import command_here
 from tables import tables_beside
 
 from attncheck.common.errors import UsageError
-from attncheck.judging.compare import noise_limit, z_threshold
+from attncheck.judging.compare import z_threshold, z_warning_limit
 from attncheck.reports import difference
 from attncheck.reports.difference import (
     Difference,
@@ -24,7 +24,7 @@ from attncheck.reports.difference import (
 )
 from attncheck.reports.frames import make_frames
 from attncheck.reports.merge import merge_runs
-from attncheck.reports.outcome import rows_of
+from attncheck.reports.outcome import to_json_rows
 from attncheck.results.reader import read_runs, with_matching_labels
 
 Side = Path | list[Path]
@@ -168,11 +168,11 @@ def test_every_frame_has_its_columns_and_any_text_is_shown_as_it_is(everything: 
         empty = difference.to_typed_frame(frame.head(0), getattr(difference, columns))
         assert list(empty.dtypes) == list(frame.dtypes)
         pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "first" / f"diff_{name}.parquet"), frame)
-        assert [len(row) for row in rows_of(frame)] == [len(frame.columns)] * len(frame)
+        assert [len(row) for row in to_json_rows(frame)] == [len(frame.columns)] * len(frame)
     text = render_diff_markdown(everything)
     assert "<script>" not in text.replace("\\<script\\>", "")
     assert all(line.endswith("|") for line in text.splitlines() if line.startswith("|"))
-    assert rows_of(tables["errors"])[0]["after_z"] == float("inf")
+    assert to_json_rows(tables["errors"])[0]["after_z"] == float("inf")
     files = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("first", "second")]
     assert files[0] == files[1]
     assert files[0].keys() == {"diff.md"} | {f"diff_{name}.{kind}" for name in tables for kind in ("csv", "parquet")}
@@ -200,6 +200,6 @@ def test_an_error_grew_where_it_doubled_and_is_beyond_noise_and_the_largest_come
     after = [{"case": name, "largest_z": z} for name, z in (("a", 4.0), ("b", 8.0), ("c", 6.0))]
     assert list(changes_of([{"case": name} for name in "abc"], after)["case"]) == ["b", "c", "a"]
     # The limit of noise is that of the third tier.
-    assert noise_limit(1) == 3.0  # lambda(1) / 2 = sqrt(2 ln(2e6)) / 2 = 2.69
+    assert z_warning_limit(1) == 3.0  # lambda(1) / 2 = sqrt(2 ln(2e6)) / 2 = 2.69
     assert z_threshold(1024) / 2 == pytest.approx(3.2742, abs=1e-4)  # ln(2 1024 / 1e-6) = 7.6246 + 13.8155
-    assert z_threshold(1024) / 2 == noise_limit(1024)
+    assert z_threshold(1024) / 2 == z_warning_limit(1024)

@@ -21,7 +21,7 @@ from attncheck.reading.case import case_record
 from attncheck.reading.selection import select_cases
 from attncheck.reports.document_model import Coloured, Details, Figure, Mark, PageOnly, Table, Text, plain_text
 from attncheck.reports.documents import DocumentComputation, computations_by_document, expectation_parts
-from attncheck.reports.failure_patterns import candidates, in_common_lines, length_maps
+from attncheck.reports.failure_patterns import candidate_patterns, length_maps, pattern_lines
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.contents import length_map_details
 from attncheck.reports.html.evidence import heatmap_markup
@@ -217,10 +217,10 @@ def test_a_forgotten_tail_is_said_in_words_and_drawn_by_causality_and_width(hand
     verdicts = {case["id"]: "numeric" if case["id"] in failing else "agree" for case in records}
     rows = [{"case": case, "verdict": verdict, "stage": "output"} for case, verdict in verdicts.items()]
     frames = hand.frames(rows, cases=[dict(case) for case in records])
-    [pattern] = candidates(frames)
+    [pattern] = candidate_patterns(frames)
     asked = replace(frames.asked[pattern.column.environment], confirmed={"numpy.eager": [pattern.where]})
     frames = replace(frames, asked={pattern.column.environment: asked})
-    [line] = in_common_lines(frames)
+    [line] = pattern_lines(frames)
     assert line.startswith("numpy.eager fails where keys lie past the last full tile of 16: ")
     (found,) = length_maps(frames)
     assert (found.tile, found.explained) == (16, line)

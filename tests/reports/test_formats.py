@@ -33,7 +33,7 @@ from tables import CASES, tables_beside
 
 from attncheck import check
 from attncheck.common.errors import ExitCode, OutputError
-from attncheck.common.wording import ESCAPED, one_line
+from attncheck.common.wording import ESCAPED_CHARACTERS, escape_to_one_line
 from attncheck.mutation.catalogue import SUBJECTS
 from attncheck.mutation.score import mutants_document, print_mutation, run_mutants
 from attncheck.reading.selection import select_cases
@@ -50,9 +50,9 @@ from attncheck.reports.ci import (
 )
 from attncheck.reports.defects import find_defects, first_commands
 from attncheck.reports.failures import find_failures, rerun_commands
-from attncheck.reports.frames import Frames, records
+from attncheck.reports.frames import Frames, to_records
 from attncheck.reports.html.page import render_html
-from attncheck.reports.json_documents import document_text
+from attncheck.reports.json_documents import document_to_json
 from attncheck.reports.markdown import section_lines, verdict_section
 from attncheck.reports.outcome import outcome_document
 from attncheck.reports.short_form import summary_lines
@@ -72,10 +72,10 @@ LONG = (
     "=cmd|'/c calc'!A1\n+1\t@SUM(1)\r\n::error file=x::owned\n</failure></td></style></title>--><img src=x "
     f"onerror=alert(2)>\n# g\n## h\n\n| i |\n{SHORT}\n\\"
 )
-READ = one_line(LONG)
+READ = escape_to_one_line(LONG)
 """As results are read."""
 THREAD = "javascript:alert(1)//https://example.org"
-CONTROL = re.compile(rf"(?!\n){ESCAPED.pattern}")
+CONTROL = re.compile(rf"(?!\n){ESCAPED_CHARACTERS.pattern}")
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def formats_of(frames: Frames) -> dict[str, str]:
         ),
         "summary": render_ci_summary(frames, Path("report.md")),
         "sarif": render_sarif(frames),
-        "json": document_text(outcome_document(frames, ExitCode.DISAGREE)),
+        "json": document_to_json(outcome_document(frames, ExitCode.DISAGREE)),
     }
 
 
@@ -458,7 +458,7 @@ def test_a_failure_in_json_has_the_numbers_of_the_stage_where_it_begins(hand: An
     assert (first.against, first.ratio) == ("exact", 3.0)
     assert (second.dtype, second.element, second.ratio, second.diagnosis) == ("float32", [0, 1, 2], 7.0, "corner")
     found = outcome_document(frames, ExitCode.DISAGREE, report=Path("here/report.md"), results=Path("here"))
-    record = json.loads(document_text(found), parse_constant=pytest.fail)
+    record = json.loads(document_to_json(found), parse_constant=pytest.fail)
     assert [(each["exact"], each["computed"]) for each in record["failures"]] == [("NaN", 2.0), ("Infinity", 2.0)]
 
 
@@ -554,7 +554,7 @@ def test_the_ids_and_names_in_a_report_are_taken_too(project: Path) -> None:
 def test_an_object_has_no_command_and_of_some_implementations_each_has_one(hand: Any) -> None:
     with own_code_here():
         result = check(lambda query, key, value: 2 * value, cases=[BUNDLED], dtypes=["float64"])
-    (row,) = records(result.frames.results)
+    (row,) = to_records(result.frames.results)
     assert (rerun_commands(result.frames, row, ("explain",)), first_commands(result.frames)) == ((), [])
     page = render_html(result.frames)
     assert "handed over as an object" in page

@@ -14,7 +14,7 @@ import pytest
 from tables import tables_beside
 
 from attncheck.common.errors import OutputError
-from attncheck.common.wording import one_line
+from attncheck.common.wording import escape_to_one_line
 from attncheck.reports.frames import COLUMN_MEANINGS, Column, Frames, KeptArrays, make_frames
 from attncheck.reports.merge import merge_runs
 from attncheck.reports.write import escape_formula, write_junit, write_report
@@ -142,13 +142,15 @@ def test_no_text_is_a_formula_in_a_spreadsheet_and_no_value_is_no_cell(tmp_path:
     write_report(hand.frames(rows, label="=1", command="=cmd()"), tmp_path)
     results = read_csv(tmp_path / "results.csv")
     assert {text: escape_formula(text) for text in FORMULAS} == FORMULAS
-    assert sorted(row["message"] for row in results) == sorted(escape_formula(one_line(text)) for text in FORMULAS)
+    assert sorted(row["message"] for row in results) == sorted(
+        escape_formula(escape_to_one_line(text)) for text in FORMULAS
+    )
     assert all(row["message"] == row["implementation"] and row["environment"] == "'=1" for row in results)
     assert {(row["value"], row["difference"]) for row in results} == {("-0.5", "")}
     (environment,) = read_csv(tmp_path / "environments.csv")
     assert environment["command"] == "'=cmd()"
     # Programs read Parquet, and there a formula is what it was.
-    assert sorted(pd.read_parquet(tmp_path / "results.parquet")["message"]) == sorted(map(one_line, FORMULAS))
+    assert sorted(pd.read_parquet(tmp_path / "results.parquet")["message"]) == sorted(map(escape_to_one_line, FORMULAS))
     for text in ("=1", "a;=1", "\r=1", "'=1"):
         assert escape_formula(escape_formula(text)) == escape_formula(text)
 

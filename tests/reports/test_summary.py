@@ -22,7 +22,7 @@ from attncheck.reports.coverage import coverage_by_column
 from attncheck.reports.defects import diagnosis_sentence, find_defects, first_commands, thread_address
 from attncheck.reports.document_model import Mark
 from attncheck.reports.failure_patterns import (
-    candidates,
+    candidate_patterns,
     confirmed_patterns,
     describe_case,
     record_axis_lengths,
@@ -33,7 +33,7 @@ from attncheck.reports.failure_patterns import (
 from attncheck.reports.failures import failures_by_case, find_failures
 from attncheck.reports.frames import Column, Frames
 from attncheck.reports.markdown import render_inline
-from attncheck.reports.summary import exit_code_of, make_summary, verdict_table
+from attncheck.reports.summary import comparison_exit_code, make_summary, verdict_table
 
 Fields = dict[str, Any]
 TABLES = tables_beside(__file__)
@@ -56,7 +56,7 @@ UNSUPPORTED: Fields = {"verdict": "unsupported", "stage": ""}
 def test_the_answer_and_the_exit_code(hand: Any) -> None:
     for rows, run, word, code in TABLES["answers"]:
         frames = hand.frames(rows, **{"versions": TWO} | run)
-        assert (make_summary(frames).word, exit_code_of(frames)) == (word, ExitCode[code]), (rows, run)
+        assert (make_summary(frames).word, comparison_exit_code(frames)) == (word, ExitCode[code]), (rows, run)
 
 
 def test_the_sentences_count_what_the_answer_rests_on(hand: Any) -> None:
@@ -315,7 +315,7 @@ WHERE: dict[str, Callable[[Record, Mapping[str, int]], object]] = {
 
 
 def _lines(frames: Frames) -> list[str]:
-    return [pattern.text(with_environment=False) for pattern in candidates(frames)]
+    return [pattern.text(with_environment=False) for pattern in candidate_patterns(frames)]
 
 
 def test_what_is_so_is_found_and_counted(corpus: list[dict[str, Any]], judged: Judged) -> None:
@@ -325,11 +325,11 @@ def test_what_is_so_is_found_and_counted(corpus: list[dict[str, Any]], judged: J
         line = f"numpy.eager fails where {where}: {count} of {count}; passes elsewhere: {others} of {others}"
         assert _lines(judged(corpus, lambda case, lengths, dtype: fails(case, lengths))) == [line]  # noqa: B023 # called in this round
     # A dtype is a feature of evaluations.
-    [found] = candidates(judged(corpus, lambda case, lengths, dtype: dtype == "float32" and grouped(lengths)))
+    [found] = candidate_patterns(judged(corpus, lambda case, lengths, dtype: dtype == "float32" and grouped(lengths)))
     assert (found.where, found.noun) == ("the dtype is float32 and H differs from Hkv", "evaluation")
     # Where each fails in one dtype and passes in the other, a case counts of which any fails.
     wide = [case["line"] for case in corpus if record_axis_lengths(case)["D"] > 64]
-    [found] = candidates(
+    [found] = candidate_patterns(
         judged(corpus, lambda case, lengths, dtype: lengths["D"] > 64 and dtype == DTYPES[case["line"] % 2])
     )
     assert (found.where, found.noun, found.failing, found.holding) == ("D > 64", "case", len(wide), len(wide))
@@ -340,7 +340,7 @@ def test_what_was_not_asked_for_the_stage_that_fails_does_not_pass(
 ) -> None:
     frames = judged(corpus, lambda case, lengths, dtype: grouped(lengths))
     stages = frames.results["stage"].where(frames.results["verdict"] == "agree", "log_sum_exp")
-    assert candidates(replace(frames, results=frames.results.assign(stage=stages))) == ()
+    assert candidate_patterns(replace(frames, results=frames.results.assign(stage=stages))) == ()
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,10 @@ def test_a_few_that_pass_or_fail_otherwise_are_counted_and_many_end_it(
         f"numpy.eager fails only where H differs from Hkv: {len(held) - len(some)} of {len(held)}; "
         f"passes elsewhere: {others} of {others}"
     ]
-    assert candidates(judged(corpus, lambda case, lengths, dtype: grouped(lengths) and case["id"] not in many)) == ()
+    assert (
+        candidate_patterns(judged(corpus, lambda case, lengths, dtype: grouped(lengths) and case["id"] not in many))
+        == ()
+    )
     # None of the failing cases may lack what the others have.
     some = {next(case["id"] for case in corpus if not softcapped(case))}
     capped = {case["id"] for case in corpus if softcapped(case)}
@@ -378,7 +381,7 @@ def test_a_few_that_pass_or_fail_otherwise_are_counted_and_many_end_it(
 
 def test_only_what_further_problems_bore_out_is_said(corpus: list[dict[str, Any]], judged: Judged) -> None:
     frames = judged(corpus, lambda case, lengths, dtype: softcapped(case))
-    [found] = candidates(frames)
+    [found] = candidate_patterns(frames)
     assert confirmed_patterns(frames) == ()
     environment = found.column.environment
     asked = replace(frames.asked[environment], confirmed={found.column.implementation: ["softcap is set"]})
@@ -388,17 +391,17 @@ def test_only_what_further_problems_bore_out_is_said(corpus: list[dict[str, Any]
 def test_no_story_is_told_of_few_cases_of_all_and_of_cases_that_were_drawn(
     corpus: list[dict[str, Any]], judged: Judged
 ) -> None:
-    assert candidates(judged(corpus, lambda *_: True)) == ()
+    assert candidate_patterns(judged(corpus, lambda *_: True)) == ()
     for failing, passing in ((2, 40), (40, 2), (3, 3)):
         wrong = [case for case in corpus if grouped(record_axis_lengths(case))][:failing]
         right = [case for case in corpus if not grouped(record_axis_lengths(case))][:passing]
-        assert candidates(judged(wrong + right, lambda case, lengths, dtype: grouped(lengths))) == ()
+        assert candidate_patterns(judged(wrong + right, lambda case, lengths, dtype: grouped(lengths))) == ()
     for seed in range(12):
         generator = random.Random(seed)
         cases = generator.sample(corpus, generator.choice([8, 20, 60, 200, len(corpus) // 2]))
         chosen = {case["id"] for case in generator.sample(cases, generator.randint(3, min(40, len(cases) // 2)))}
         drawn = judged(cases, lambda case, lengths, dtype: case["id"] in chosen, ("float64",))  # noqa: B023 # called in this round
-        assert candidates(drawn) == (), seed
+        assert candidate_patterns(drawn) == (), seed
 
 
 def test_what_fails_alike_on_one_implementation_is_one_defect(hand: Any) -> None:
@@ -430,7 +433,7 @@ def test_two_ways_of_failing_are_told_apart_and_what_was_not_judged_says_nothing
             return "error"
         return {0: "untried", 1: "unsupported"}.get(len(case["id"]) % 5, "agree")
 
-    assert [(found.verb, found.where) for found in candidates(judged(corpus, verdict))] == [
+    assert [(found.verb, found.where) for found in candidate_patterns(judged(corpus, verdict))] == [
         ("is wrong", "is_causal is set and Lq differs from Lk"),
         ("could not be run", "softcap is set"),
     ]

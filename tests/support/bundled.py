@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from attncheck.reading.selection import Selection, select_cases
+from attncheck.reading.selection import CaseSelection, select_cases
 
 
 @cache
-def bundled() -> Selection:
+def bundled() -> CaseSelection:
     """Return all that is bundled."""
     return select_cases()

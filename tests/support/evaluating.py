@@ -13,7 +13,7 @@ from attncheck.backends import numpy_backend
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.runner import Group, GroupRunner
+from attncheck.execution.runner import GroupRunner, WorkerGroup
 from attncheck.execution.worker import Outcome
 from attncheck.reading.problem import Problem
 
@@ -42,5 +42,5 @@ def in_worker(
 ) -> list[Outcome]:
     """Return the outcomes of problems, one after the other in a worker, with its log in a folder."""
     dtype = problems[0].inputs["query"].dtype.name
-    with closing(GroupRunner[str](Group(implementation, (dtype,)), limits or Limits(), folder)) as runner:
+    with closing(GroupRunner[str](WorkerGroup(implementation, (dtype,)), limits or Limits(), folder)) as runner:
         return [runner.evaluate(problem) for problem in problems]

@@ -26,7 +26,7 @@ from attncheck.execution.runner import GroupRunner
 from attncheck.execution.signatures import explain_unfit_function
 from attncheck.execution.user_call import read_target_declarations
 from attncheck.execution.user_code import LoadError, Target, UnfitError
-from attncheck.execution.worker import Outcome, evaluate_on, to_one_line
+from attncheck.execution.worker import Outcome, evaluate_on_backend, to_one_line
 from attncheck.executors import local
 from attncheck.reading.problem import Problem
 
@@ -48,7 +48,7 @@ def evaluation_here() -> Iterator[None]:
             backends[key] = implementation.entry.load(implementation.mode)
         runner.description = dict(backends[key].describe())
         runner._meanwhile()
-        return evaluate_on(backends[key], problem)
+        return evaluate_on_backend(backends[key], problem)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GroupRunner, "_evaluate_and_retry_alone", evaluated)
@@ -93,7 +93,7 @@ def own_code_here() -> Iterator[None]:
 def _declared(target: Target) -> Declarations:
     """Answer as a process does that goes on as a worker (``describing.describe``)."""
     try:
-        loaded = user_call.load(target)
+        loaded = user_call.load_target(target)
         return read_target_declarations(loaded, target.attribute.rpartition(".")[2], target.signature)
     except UnfitError as error:
         return explain_unfit_function(error, target, loaded)

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 from numpy.typing import NDArray
 
-from attncheck.backends import EVERYTHING, LIBRARIES
+from attncheck.backends import ALL_ENTRIES, LIBRARIES
 from attncheck.execution.operations import run_operation
 
 
@@ -24,8 +24,8 @@ def asked(
 ) -> dict[str, NDArray[Any]]:
     """Call a mode's function with arrays in a dtype, and return its stages."""
     framework, _, mode = name.partition(".")
-    with mock.patch.dict(os.environ, EVERYTHING[framework].environment_of(mode)):
-        backend: Any = EVERYTHING[framework].load(mode)
+    with mock.patch.dict(os.environ, ALL_ENTRIES[framework].environment_of(mode)):
+        backend: Any = ALL_ENTRIES[framework].load(mode)
         if framework in LIBRARIES:  # frameworks keep what others of this process prepared
             backend.prepare(dtype, 1)
         stored = {each: array.astype(dtype) if array.dtype.kind == "f" else array for each, array in inputs.items()}

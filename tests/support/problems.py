@@ -23,7 +23,7 @@ from attncheck.judging.judge_implementation import JudgedStages, KnownEmptyRows
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.problem import Problem as BaseProblem
 from attncheck.searching.concrete import input_axes
-from attncheck.spec import InputSpec, inputs_of, statistics_dtype
+from attncheck.spec import InputSpec, input_specs, statistics_dtype
 from attncheck.spec.dtypes import round_to
 from attncheck.spec.verdicts import Verdict
 
@@ -111,7 +111,7 @@ def draw(name: str, seed: int = 0, size: float = 1.0) -> Problem:
     operation, more = _ROWS[name]["operation"], _ROWS[name].get("inputs", "")
     options = options_of(_ROWS[name].get("options", {}))
     random = np.random.default_rng([seed, NAMES.index(name)])
-    specs = inputs_of(operation, options.get("score"))
+    specs = input_specs(operation, options.get("score"))
     axes = {each: input_axes(spec, options) for each, spec in specs.items() if spec.required}
     for word in more.split():
         each, _, own = word.rstrip("]").partition("[")

@@ -17,7 +17,7 @@ from distributed import Client
 
 from attncheck.common.errors import ClusterError, UsageError
 from attncheck.execution.call import Limits
-from attncheck.execution.runner import Group
+from attncheck.execution.runner import WorkerGroup
 from attncheck.executors.dask.tasks import JobContext, differences, end_run, found_here, required_sources
 from attncheck.judging.units import Judge
 
@@ -41,7 +41,7 @@ class Cluster:
         self.descriptions: dict[str, Mapping[str, str]] = {}
 
     @property
-    def groups(self) -> Sequence[Group]:
+    def groups(self) -> Sequence[WorkerGroup]:
         """The groups, in the order in which tasks count them."""
         return self.job.groups
 
@@ -51,7 +51,7 @@ class Cluster:
 
 
 @contextmanager
-def connected(address: str, groups: Sequence[Group], judge: Judge, limits: Limits) -> Iterator[Cluster]:
+def connected(address: str, groups: Sequence[WorkerGroup], judge: Judge, limits: Limits) -> Iterator[Cluster]:
     """Connect to a cluster for one run, and end the rest of the run there afterwards.
 
     Raises ``UsageError`` if no scheduler answers at the address, or if the workers lack something.
@@ -92,7 +92,7 @@ def threads_of(workers: Workers) -> int:
     return sum(int(worker["nthreads"]) for worker in workers.values())
 
 
-def lacking(workers: Workers, groups: Sequence[Group]) -> dict[str, float]:
+def lacking(workers: Workers, groups: Sequence[WorkerGroup]) -> dict[str, float]:
     """Return the needs of the first group that no worker offers; empty if each group can run on a worker."""
     for group in groups:
         needs = group.implementation.needs
@@ -128,7 +128,7 @@ def worker_command(address: str, needs: Mapping[str, float]) -> str:
     return _WORKER_COMMAND.format(address=address, resources=_in_words(needs))
 
 
-def _require_resources(address: str, workers: Workers, groups: Sequence[Group]) -> None:
+def _require_resources(address: str, workers: Workers, groups: Sequence[WorkerGroup]) -> None:
     missing = lacking(workers, groups)
     if not missing:
         return
@@ -140,7 +140,7 @@ def _require_resources(address: str, workers: Workers, groups: Sequence[Group]) 
     )
 
 
-def _require_versions(client: Client, workers: Workers, groups: Sequence[Group], here: Mapping[str, str]) -> None:
+def _require_versions(client: Client, workers: Workers, groups: Sequence[WorkerGroup], here: Mapping[str, str]) -> None:
     answers = client.run(found_here, required_sources(groups), on_error="return")
     for address, versions in sorted(answers.items()):
         if address not in workers:  # it has just joined, and checks its versions at its first task
@@ -160,13 +160,13 @@ def _require_versions(client: Client, workers: Workers, groups: Sequence[Group],
             )
 
 
-def _versions_needed(here: Mapping[str, str], groups: Sequence[Group]) -> dict[str, str]:
+def _versions_needed(here: Mapping[str, str], groups: Sequence[WorkerGroup]) -> dict[str, str]:
     """Return the versions that matter for some groups."""
     return {name: here[name] for name in required_sources(groups).names}
 
 
 def _job_context(
-    groups: Sequence[Group], judge: Judge, limits: Limits, workers: Workers, here: Mapping[str, str]
+    groups: Sequence[WorkerGroup], judge: Judge, limits: Limits, workers: Workers, here: Mapping[str, str]
 ) -> JobContext:
     on_one_machine = max(Counter(worker["host"] for worker in workers.values()).values(), default=1)
     versions = {number: _versions_needed(here, [group]) for number, group in enumerate(groups)}

@@ -23,7 +23,7 @@ from attncheck.common.store import user_store
 from attncheck.execution.call import Limits, with_memory_per_worker
 from attncheck.execution.environment import package_version
 from attncheck.execution.implementations import UserImplementation
-from attncheck.execution.runner import Group, GroupRunner
+from attncheck.execution.runner import GroupRunner, WorkerGroup
 from attncheck.execution.worker import Outcome
 from attncheck.judging.units import Judge, UnitResult
 from attncheck.planning.plan import Plan, Unit
@@ -43,7 +43,7 @@ class JobContext:
     """
 
     name: str
-    groups: tuple[Group, ...]
+    groups: tuple[WorkerGroup, ...]
     judge: Judge
     limits: Limits
     limits_memory: bool
@@ -230,7 +230,7 @@ class RequiredSources:
         return (_PYTHON, _SOURCE, *self.packages, *self.files)
 
 
-def required_sources(groups: Iterable[Group]) -> RequiredSources:
+def required_sources(groups: Iterable[WorkerGroup]) -> RequiredSources:
     """Return the distributions and files whose versions have to be the same for these groups."""
     entries = [group.implementation.entry for group in groups]
     packages = {*_ALWAYS, *(name for entry in entries for name in (*entry.packages, *entry.distributions))}

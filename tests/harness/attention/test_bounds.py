@@ -12,7 +12,7 @@ from tables import tables_beside
 
 from attncheck.attention.bounds import accumulated_bounds, introduced_bounds, propagate_radii
 from attncheck.attention.errors import Ball
-from attncheck.attention.oracle import exact_from, exact_stages
+from attncheck.attention.oracle import exact_from_returned, exact_stages
 from attncheck.attention.problem import Computation
 from attncheck.attention.sampling import select_stage_rows
 from attncheck.attention.walk import value_walk
@@ -20,7 +20,7 @@ from attncheck.execution.operations import run_operation
 from attncheck.judging.judge_stages import judge_stages
 from attncheck.mutation.catalogue import CONTROLS, SUBJECTS
 from attncheck.mutation.judgement import REFERENCE_CLASSES
-from attncheck.reading.lowering import rows_of_tables
+from attncheck.reading.lowering import rotary_table_rows
 from attncheck.spec import OPERATIONS
 from attncheck.spec.classes import rounding_model_named
 from attncheck.spec.rounding import FORMATS
@@ -77,7 +77,7 @@ def test_names_that_are_no_stages_are_nobodys_predecessors(name: str) -> None:
     whole = exact_stages(draw(name).laid_out())
     for stage, exact in whole.items():
         nobody = {"exponentials": np.ones(1), "product": np.ones(1)}  # nodes of the oracle's own
-        found = exact_from(Computation.of(draw(name).laid_out()), nobody, [stage])
+        found = exact_from_returned(Computation.of(draw(name).laid_out()), nobody, [stage])
         np.testing.assert_array_equal(found[stage].high, exact.high)
 
 
@@ -249,7 +249,7 @@ def balls_of(problem: Problem, radii: Arrays) -> dict[str, Ball]:
     counts = {name: array for name, array in problem.inputs.items() if problem.specs[name].whole}
     given = {**radii, **counts}
     laid_out = Problem(problem.operation, problem.options, given).laid_out().inputs
-    return propagate_radii(problem.laid_out(), {**laid_out, **rows_of_tables(given, of_past=(0, 0))})
+    return propagate_radii(problem.laid_out(), {**laid_out, **rotary_table_rows(given, of_past=(0, 0))})
 
 
 @pytest.mark.parametrize("name", NUMBERS)

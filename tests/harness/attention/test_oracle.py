@@ -19,7 +19,7 @@ from attncheck.attention import oracle
 from attncheck.attention.balls import Balls
 from attncheck.attention.double_words import DoubleWords
 from attncheck.attention.exact_array import Enclosure, enclose
-from attncheck.attention.oracle import OutsideDomain, PrecisionExhausted, exact_from, exact_stages
+from attncheck.attention.oracle import OutsideDomain, PrecisionExhausted, exact_from_returned, exact_stages
 from attncheck.attention.problem import Computation
 
 INF = float("inf")
@@ -230,7 +230,7 @@ UNCAPPED = Problem("attention", {"is_causal": True}, MASKED.inputs)
 
 
 def follows(problem: Problem, stage: str, **returned: Array) -> Enclosure | None:
-    exact = exact_from(Computation.of(problem), returned, [stage])
+    exact = exact_from_returned(Computation.of(problem), returned, [stage])
     return None if exact is None else exact[stage]
 
 

@@ -29,14 +29,14 @@ from traded_kernels import (
 )
 
 from attncheck import check
-from attncheck.asking.accuracy import lines_of, measure_accuracy, small_cases
-from attncheck.attention.errors import Operand, exact_logits, quantized_operand
+from attncheck.asking.accuracy import format_accuracy, measure_accuracy, small_cases
+from attncheck.attention.errors import Operand, logits_from_values, quantized_operand
 from attncheck.attention.softmax import softmax, softmax_error
 from attncheck.attention.weighted_mean import max_mean_change
 from attncheck.execution.call import Limits
 from attncheck.reading.selection import select_cases
 from attncheck.reports.summary import headline
-from attncheck.spec.classes import PRESETS, class_name, rounding_model_named
+from attncheck.spec.classes import PRESETS, checked_class_name, rounding_model_named
 from attncheck.spec.rounding import GRIDS, SCALE_FORMATS, Quantization
 from attncheck.spec.verdicts import Verdict
 
@@ -84,10 +84,10 @@ def test_a_class_is_declared_by_its_name_or_by_its_parts() -> None:
         ({"like": "eager", "exp": 0.001, "sums": "float16"}, "eager with exp 0.001 and sums float16"),
         ({"like": "fused", "key": "int8 per 64 rows  less mean"}, f"{INT8} less mean"),
     ):
-        assert class_name(given_class, "float16") == name
+        assert checked_class_name(given_class, "float16") == name
     for wrong, message in tables_beside(__file__)["no_classes"]:
         with pytest.raises(ValueError, match=re.escape(message)):
-            class_name(wrong, "float16")
+            checked_class_name(wrong, "float16")
 
 
 @settings(max_examples=60)
@@ -165,7 +165,7 @@ def test_a_mean_moves_furthest_where_weights_are_at_their_ends() -> None:
     random = np.random.default_rng(8)
     logits, value = random.normal(size=(1, 2, 3, 7)), random.normal(size=(1, 2, 7, 2))
     logits[0, 0, 1, 3:] = -np.inf
-    error = exact_logits(logits, np.abs(random.normal(size=logits.shape)))
+    error = logits_from_values(logits, np.abs(random.normal(size=logits.shape)))
     both = softmax(logits)
     rows, mean = softmax_error(error, *both, rounding_model_named("fused", "float16")), both.weights @ value
     largest = np.zeros_like(mean)
@@ -260,7 +260,7 @@ def test_the_tightest_class_that_holds_is_the_one_that_a_kernel_is_right_to() ->
             # An infinity leaves those that share its scale no code, whatever is permitted.
             assert any("infinity" in each for each in found.wrong_anyhow)
         else:  # an output alone does not show a cubic
-            assert '  attention.classes = {"float16": "fused"}' in lines_of(found)
+            assert '  attention.classes = {"float16": "fused"}' in format_accuracy(found)
 
 
 def test_the_first_line_names_what_a_verdict_gave_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,15 +16,15 @@ from attncheck.attention import bounds, oracle, sampling
 from attncheck.attention.oracle import OutsideDomain, exact_results_by_key_blocks, exact_stages, needs_key_blocks
 from attncheck.attention.sampling import MAX_ELEMENTS, sampled_rows, select_stage_rows
 from attncheck.execution.worker import Computed
-from attncheck.judging.judge import CaseJudgement, judge, judge_pairs, max_errors_of_whole_stages
+from attncheck.judging.judge import CaseJudgement, judge_case, judge_pairs, max_errors_of_whole_stages
 from attncheck.judging.judge_stages import StageJudgement, judge_stages
 from attncheck.judging.truth import Truth
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs
+from attncheck.reading.inputs import RoundedInputs
 from attncheck.spec.verdicts import Verdict
 
 LoadText = Callable[[str], list[Case]]
-Compute = Callable[[Case, str], tuple[Inputs, Arrays]]
+Compute = Callable[[Case, str], tuple[RoundedInputs, Arrays]]
 DTYPE = "float32"
 QUERIES, KEYS = 150, 70
 
@@ -171,7 +171,7 @@ def judged_with(case: Case, compute: Compute, *, dtype: str = "float64", **wrong
     for stage, by in wrong.items():
         moved[stage][(-1,) * moved[stage].ndim] += by
     sides = {"a": Computed(stages)} | ({"b": Computed(stages | moved)} if wrong else {})
-    return judge(case, dtype, inputs, sides, dict.fromkeys(sides, "native"))
+    return judge_case(case, dtype, inputs, sides, dict.fromkeys(sides, "native"))
 
 
 def test_rows_say_how_many_and_known_numbers_are_judged_whole(
@@ -291,6 +291,6 @@ def test_stages_with_known_numbers_are_always_worked_out(load_text: LoadText, co
     inputs, stages = compute(case, "float64")
     for expected, is_whole in ((case.expected, True), ((), False)):
         outcomes = {"a": Computed({"output": stages["output"]})}
-        found = judge(replace(case, expected=expected), "float64", inputs, outcomes, {"a": "native"})
+        found = judge_case(replace(case, expected=expected), "float64", inputs, outcomes, {"a": "native"})
         assert not found.disagrees
         assert ("weights" in found.truth.exact, bool(found.truth.stages.inner)) == (is_whole, not is_whole)

@@ -11,7 +11,13 @@ import pytest
 from tables import tables_beside
 from typer.testing import CliRunner
 
-from attncheck.asking.conventions import QUESTIONS, MeasuredConvention, ask_all, matches_meaning, truth_of_meaning
+from attncheck.asking.conventions import (
+    QUESTIONS,
+    MeasuredConvention,
+    matches_meaning,
+    measure_conventions,
+    truth_of_meaning,
+)
 from attncheck.cli import app
 from attncheck.common.errors import OutputError, UsageError
 from attncheck.execution.call import Limits
@@ -43,7 +49,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def measured(target: str, dtype: str | None = None) -> dict[str, MeasuredConvention]:
-    found = ask_all(find_implementation(target), dtype, Limits(case_seconds=30))
+    found = measure_conventions(find_implementation(target), dtype, Limits(case_seconds=30))
     return {each.question.name: each for each in found}
 
 

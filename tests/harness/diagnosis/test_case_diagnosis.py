@@ -31,7 +31,7 @@ from attncheck.judging.judge_implementation import JudgedStages, KnownEmptyRows
 from attncheck.judging.truth import find_truth
 from attncheck.mutation.catalogue import MUTANTS
 from attncheck.mutation.judgement import RIGHTLY, diagnoses_by_subject, naming_result
-from attncheck.mutation.unit import Unit, UnitScorer, count_scores
+from attncheck.mutation.unit import Unit, UnitScorer, count_case_scores
 from attncheck.reading.problem import Problem as ReadProblem
 from attncheck.reading.selection import select_cases
 from attncheck.spec.verdicts import Verdict
@@ -64,7 +64,9 @@ def test_faults_are_named_in_cases_of_their_topic(topic: str) -> None:
     faults = [fault for fault in faults if not fault.diagnosis[0].startswith("accuracy-of")]
     found: dict[str, dict[tuple[str, str, int], Evidence]] = defaultdict(dict)
     unnamed = {fault.diagnosis[0] for fault in faults}
-    cases = [case for case in select_cases(TOPICS[topic].split(), base=HERE).cases if count_scores(case) <= MOST_SCORES]
+    cases = [
+        case for case in select_cases(TOPICS[topic].split(), base=HERE).cases if count_case_scores(case) <= MOST_SCORES
+    ]
     for number, place in enumerate(sorted(range(len(cases)), key=lambda place: (place % AT_A_TIME, place)), 1):
         if "float64" in cases[place].dtypes:
             scorer = UnitScorer(Unit(cases[place], "float64"))

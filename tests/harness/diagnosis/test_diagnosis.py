@@ -14,7 +14,7 @@ from attncheck.diagnosis.case_evidence import Evidence, Match
 from attncheck.diagnosis.decision import (
     KEEP,
     MIN_CERTAIN_PAIRS,
-    OR,
+    NAME_SEPARATOR,
     UNNAMED,
     Decision,
     DiagnosisColumns,
@@ -43,7 +43,7 @@ FITS = {
     "elsewhere": replace(FITTED, stage="scores"),
     "accuracy-of-float32": replace(FITTED, name="accuracy-of-float32", stage=""),
     "accuracy-of-16-bits": replace(FITTED, name="accuracy-of-16-bits", answer="16 bits", stage=""),
-    f"a{OR}b": replace(A, name=f"a{OR}b", description=f"it is a{OR}it is b"),
+    f"a{NAME_SEPARATOR}b": replace(A, name=f"a{NAME_SEPARATOR}b", description=f"it is a{NAME_SEPARATOR}it is b"),
 }
 
 
@@ -89,7 +89,10 @@ def test_what_all_cases_share_is_told_and_names_of_one_answer_together() -> None
     assert described(two, three) == [third] * 2  # a ratio, of cases that mean different numbers
     assert described(two) == ["it is 2"]
     (together,) = decide({"D = 4": case("square inverse")}).values()
-    assert (together.match.name, together.match.description) == (f"inverse{OR}square", "it is 1/4, a^2 or 1/D")
+    assert (together.match.name, together.match.description) == (
+        f"inverse{NAME_SEPARATOR}square",
+        "it is 1/4, a^2 or 1/D",
+    )
 
 
 NAMES = st.sampled_from("abcd")
@@ -111,7 +114,7 @@ def test_nothing_is_named_that_does_not_fit_or_that_as_many_cases_refute_in_what
     decisions = decide(cases)
     for number, each in decisions.items():
         if each.match is not None:
-            for name in each.match.name.split(OR):
+            for name in each.match.name.split(NAME_SEPARATOR):
                 assert FITS[name] in cases[number].matches
                 refuting = sum(name in found.refuted for found in cases.values())
                 assert refuting < sum(FITS[name] in found.matches for found in cases.values())

@@ -39,16 +39,16 @@ from attncheck.execution.programs import (
     MAX_HEADER_BYTES,
     WIRE_DTYPES,
     ProtocolError,
-    check_protocol,
     encode_call_request,
     read_description,
     read_stages_or_refusal,
+    try_protocol_rules,
 )
 from attncheck.execution.user_call import contract_functions_of, read_target_declarations, wrap_target
-from attncheck.execution.user_code import LoadError, Target, is_user_target, program_source_file, words_of_program
-from attncheck.execution.worker import Computed, Failure, evaluate_on
+from attncheck.execution.user_code import LoadError, Target, is_user_target, program_source_file, program_words
+from attncheck.execution.worker import Computed, Failure, evaluate_on_backend
 from attncheck.planning.plan import Plan
-from attncheck.reading.inputs import problem_of
+from attncheck.reading.inputs import problem_from_case
 from attncheck.reading.problem import Problem
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -209,8 +209,8 @@ def answers() -> dict[str, tuple[Problem, Computed]]:
     cases = [case for case in bundled().cases if case.operation == "attention" and not case.allow_nonfinite]
     plan, found = Plan.of([case for case in cases if "empty_rows" not in case.options][::2], ["float64"]), {}
     for unit in plan.units:
-        problem = problem_of(plan.case(unit), plan.inputs(unit)).as_call()
-        outcome = evaluate_on(numpy_backend, problem)
+        problem = problem_from_case(plan.case(unit), plan.inputs(unit)).as_call()
+        outcome = evaluate_on_backend(numpy_backend, problem)
         assert isinstance(outcome, Computed)
         found[plan.case(unit).id] = problem, outcome
     return found
@@ -222,7 +222,7 @@ def outcomes_of(
     """Return whether a function, called as a worker calls it, does as NumPy does in each case that it computes."""
     backend, found = wrap_target(function, family, BACKENDS["numpy"], signature=family), {}
     for name, (problem, expected) in answers.items():
-        outcome = evaluate_on(backend, problem)  # type: ignore[arg-type] # it has those functions that the target has
+        outcome = evaluate_on_backend(backend, problem)  # type: ignore[arg-type] # it has those functions that the target has
         if isinstance(outcome, Computed):
             found[name] = all(_is_close(array, expected, stage) for stage, array in outcome.stages.items())
         else:
@@ -281,12 +281,12 @@ def test_codes_are_handed_over_with_a_scale_of_each_head(
     inputs |= {name: random.uniform(0.5, 2, size=shape).astype(np.float32) for name, shape in scales.items()}
     problem = Problem("quantized_attention", {"is_causal": True, "softcap": 2.0}, inputs)
     family = "flashinfer" if function is flashinfer else "flash_attn"
-    outcome = evaluate_on(wrap_target(function, "", BACKENDS["numpy"], signature=family), problem)
+    outcome = evaluate_on_backend(wrap_target(function, "", BACKENDS["numpy"], signature=family), problem)
     if lacks:
         assert isinstance(outcome, Failure)
         assert (outcome.verdict, outcome.lacks) == ("unsupported", (lacks,))
         return
-    expected = evaluate_on(numpy_backend, problem)
+    expected = evaluate_on_backend(numpy_backend, problem)
     assert isinstance(outcome, Computed)
     assert isinstance(expected, Computed)
     assert all(_is_close(array, expected, stage) for stage, array in outcome.stages.items())
@@ -455,21 +455,21 @@ def test_a_program_is_named_by_its_path_or_by_a_command(tmp_path: Path, monkeypa
     program.write_text("#!/bin/sh\n", encoding="utf-8")
     unfit = r"\./attention cannot be executed; if it is a program, chmod \+x \./attention"
     with pytest.raises(UsageError, match=unfit):
-        words_of_program("./attention")
+        program_words("./attention")
     program.chmod(0o755)
-    assert words_of_program("./attention --fast") == (str(program), "--fast")
-    assert program_source_file(words_of_program("./attention")) == program
+    assert program_words("./attention --fast") == (str(program), "--fast")
+    assert program_source_file(program_words("./attention")) == program
     python, script = Path(sys.executable).name, tmp_path / "kernel.R"
     script.write_text("", encoding="utf-8")
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-    words = words_of_program(f"{python} kernel.R")
+    words = program_words(f"{python} kernel.R")
     assert words == (shutil.which(python), "kernel.R")
     assert program_source_file(words) == script
     assert Target.of(f"{python} kernel.R").name == "kernel"
     with pytest.raises(UsageError, match=r"\./nothing: no file \./nothing; expected a program"):
         is_user_target("./nothing")
     for name in ("torch.sdpa", "torch.*", "all", "kernel.py:attention", "./kernel.py:attention", "a:f", "two words"):
-        assert words_of_program(name) == ()
+        assert program_words(name) == ()
 
 
 def test_a_program_is_judged_as_a_function_is(write: Write, tmp_path: Path) -> None:
@@ -503,7 +503,7 @@ def test_what_a_program_does_is_the_outcome_of_that_call_alone(write: Write, tmp
 @pytest.mark.parametrize(("line", "rule", "says"), TABLES["broken_rules"])
 def test_a_broken_rule_says_what_is_malformed(write: Write, line: str, rule: str, says: str) -> None:
     seconds = 4.0 if "sleep" in line else 60.0
-    wrong = (each for each in check_protocol(words_of_program(write(line)), seconds=seconds) if each.wrong)
+    wrong = (each for each in try_protocol_rules(program_words(write(line)), seconds=seconds) if each.wrong)
     assert any(each.says.startswith(rule) and says in each.wrong for each in wrong)
 
 
@@ -516,7 +516,7 @@ def test_the_examples_are_right(language: str, tmp_path: Path) -> None:
     if tool == "cc":
         command = str(tmp_path / "attention")
         subprocess.run([found, "-O2", *flags, "-o", command, PROGRAMS / "attention.c", "-lm"], check=True)
-    assert [rule for rule in check_protocol(words_of_program(command)) if rule.wrong] == []
+    assert [rule for rule in try_protocol_rules(program_words(command)) if rule.wrong] == []
     least = "5" if tool == "Rscript" else "10"
     assert check(command, tmp_path / "run", "attention", "--min-judged", least)[0] == 0
 

@@ -26,11 +26,11 @@ from tables import tables_beside
 from attncheck.backends import BackendEntry, numpy_backend
 from attncheck.common.errors import ExitCode, OutputError
 from attncheck.execution.call import Limits
-from attncheck.execution.implementation_selection import user_implementation
+from attncheck.execution.implementation_selection import load_user_implementation
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.runner import GroupRunner, group_by_process
 from attncheck.execution.user_code import Target
-from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
+from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on_backend
 from attncheck.reading.problem import Problem
 from attncheck.results.reader import Run
 from attncheck.run import RunSummary
@@ -65,7 +65,9 @@ def test_what_is_no_result_is_a_failure_with_its_reason() -> None:
     for body, says in TABLES["failing"].items():
         names: dict[str, Any] = {"numpy_backend": numpy_backend}
         exec(f"def softmax(scores):\n    {body}", names)
-        outcome = evaluate_on(SimpleNamespace(**{**vars(numpy_backend), "softmax": names["softmax"]}), softmax_of())
+        outcome = evaluate_on_backend(
+            SimpleNamespace(**{**vars(numpy_backend), "softmax": names["softmax"]}), softmax_of()
+        )
         assert isinstance(outcome, Failure), body
         assert says in f"{outcome.verdict}: {outcome.message}"
         assert outcome.message.isprintable()
@@ -354,7 +356,7 @@ def test_a_fault_is_said_once_harms_no_other_evaluation_and_nothing_outlives_a_w
     plan = tmp_path / "plan.json"
     plan.write_text(json.dumps({FAULTY.fingerprint("softmax", (each,), {}): kind for kind, each in scores.items()}))
     monkeypatch.setenv(FAULTY.PLAN_VARIABLE, str(plan))
-    implementation, workers = user_implementation(Target(str(PATH)), None), set[int]()
+    implementation, workers = load_user_implementation(Target(str(PATH)), None), set[int]()
 
     def problems(kinds: list[str], seconds: float) -> list[str]:
         """Evaluate what is right, and then, for each kind, what is hit and what is right twice."""

@@ -50,7 +50,7 @@ from attncheck.execution.process_state import Misbehaved, ProcessState, forbid_l
 from attncheck.execution.runner import refuse_too_many_scores
 from attncheck.execution.state_probe import StateProbe
 from attncheck.execution.user_call import wrap_target
-from attncheck.execution.worker import Computed, Outcome, evaluate_on
+from attncheck.execution.worker import Computed, Outcome, evaluate_on_backend
 from attncheck.judging.judge import NEVER_WRITTEN_DIAGNOSIS, NEXT_CALL_DIAGNOSIS
 from attncheck.reading.problem import Problem
 from attncheck.reading.selection import select_cases
@@ -435,7 +435,7 @@ def test_the_second_of_two_calls_shows_what_the_first_left_behind_in_both_orders
     )
 
     def evaluate(problem: Problem) -> Outcome:
-        return evaluate_on(cast(Backend, backend), problem)
+        return evaluate_on_backend(cast(Backend, backend), problem)
 
     @contextmanager
     def in_fresh_process() -> Iterator[None]:
@@ -508,7 +508,7 @@ def test_a_result_that_the_next_call_overwrites_is_a_fault_of_every_case_and_an_
         backend = cast(Backend, wrap_target(function, "attention", BACKENDS["numpy"]))
         for keys in (3, 4, 3):  # alone, behind another one, and again
             problem = attention_problem(keys)
-            found = evaluate_on(backend, problem, calls_again=True)
+            found = evaluate_on_backend(backend, problem, calls_again=True)
             assert isinstance(found, Computed)
             assert found.faults == expected
             if expected:
@@ -517,7 +517,7 @@ def test_a_result_that_the_next_call_overwrites_is_a_fault_of_every_case_and_an_
 
 def test_a_large_call_is_made_once() -> None:
     backend = cast(Backend, wrap_target(its_buffer, "attention", BACKENDS["numpy"]))
-    found = evaluate_on(backend, attention_problem(MAX_CALLED_AGAIN), calls_again=True)
+    found = evaluate_on_backend(backend, attention_problem(MAX_CALLED_AGAIN), calls_again=True)
     assert isinstance(found, Computed)
     assert found.faults == {}
 

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tables import tables_beside
 
-from attncheck.backends import BACKENDS, PADDED_BY, numpy_backend
+from attncheck.backends import BACKENDS, PADDING_KEYWORDS, numpy_backend
 from attncheck.backends.numpy_backend import attention, attention_gradients
 from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.execution.implementations import Implementation, UserImplementation, user_entry
 from attncheck.execution.operations import Parameters, function_parameters
-from attncheck.execution.padding import Padding, pad_call, unsupported_before_call
+from attncheck.execution.padding import PaddedCall, pad_call, unsupported_before_call
 from attncheck.execution.requirements import Requirements
 from attncheck.execution.signatures import (
     NameForAdapter,
@@ -35,11 +35,11 @@ from attncheck.execution.signatures import (
 )
 from attncheck.execution.user_call import read_target_declarations, wrap_target
 from attncheck.execution.user_code import Target
-from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
-from attncheck.judging.judge_implementation import with_faults
+from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on_backend
+from attncheck.judging.judge_implementation import mark_faults
 from attncheck.judging.truth import find_truth
 from attncheck.planning.plan import Plan
-from attncheck.reading.inputs import problem_of
+from attncheck.reading.inputs import problem_from_case
 from attncheck.reading.problem import Problem
 from attncheck.spec import OPERATIONS
 
@@ -162,8 +162,8 @@ def test_it_is_what_the_call_says(name: str, plan: Plan) -> None:
     for unit in plan.units[:: 5 if name == "usual" else 23]:
         case = plan.case(unit)
         found = unsupported_before_call(implementation, case, unit.dtype)
-        problem = problem_of(case, plan.inputs(unit)).as_call()
-        outcome = evaluate_on(backend, problem)  # type: ignore[arg-type] # it has those functions that the target has
+        problem = problem_from_case(case, plan.inputs(unit)).as_call()
+        outcome = evaluate_on_backend(backend, problem)  # type: ignore[arg-type] # it has those functions that the target has
         assert isinstance(outcome, Failure)
         if found is not None:
             assert found == outcome, case.id
@@ -220,8 +220,8 @@ def inputs(*, gradients: bool = False, **more: Array) -> dict[str, Array]:
 
 
 def padding_of(
-    problem: Problem, requires: Mapping[str, Any], accepts: frozenset[str] = PADDED_BY, function: str = ""
-) -> Padding | Failure | None:
+    problem: Problem, requires: Mapping[str, Any], accepts: frozenset[str] = PADDING_KEYWORDS, function: str = ""
+) -> PaddedCall | Failure | None:
     """Return how a problem is padded for an implementation that has one function with these requirements."""
     name = function or ("dot_scores" if problem.operation == "scoring" else problem.operation)
     taken = {name: Parameters(frozenset(accepts))}
@@ -229,9 +229,9 @@ def padding_of(
     return pad_call(Implementation(entry, "toy"), problem)
 
 
-def padded(problem: Problem, requires: Mapping[str, Any], **named: Any) -> Padding:
+def padded(problem: Problem, requires: Mapping[str, Any], **named: Any) -> PaddedCall:
     found = padding_of(problem, requires, **named)
-    assert isinstance(found, Padding), found
+    assert isinstance(found, PaddedCall), found
     return found
 
 
@@ -260,11 +260,15 @@ def outcome_of(
     called: Callable[..., Any] | None = None,
 ) -> Outcome:
     """Evaluate a problem on a function that asserts what it requires."""
-    padding = padding_of(problem, requires, function_parameters(function).accepted(PADDED_BY))
+    padding = padding_of(problem, requires, function_parameters(function).accepted(PADDING_KEYWORDS))
     if isinstance(padding, Failure):
         return padding
     backend: Any = wrap_target(restricted(called or function, requires), problem.operation, BACKENDS["numpy"])
-    return evaluate_on(backend, problem) if padding is None else padding.cut(evaluate_on(backend, padding.problem))
+    return (
+        evaluate_on_backend(backend, problem)
+        if padding is None
+        else padding.cut(evaluate_on_backend(backend, padding.problem))
+    )
 
 
 def assert_same(padded: Outcome, plain: Outcome) -> None:
@@ -359,17 +363,19 @@ NAN, INF = np.full((2, 2, 6, 5), np.nan), np.full((2, 2, 6, 5), np.inf)
     ("operation", "more", "requires", "accepts", "message"),
     [
         ("attention", {}, EIGHT, set(), "takes no scale, which has to be given where the width is padded"),
-        ("attention", {}, {"max_width": 4}, PADDED_BY, "requires widths of at most 4; D is 5"),
-        ("attention", {}, {"widths": [2, 4]}, PADDED_BY, "requires widths of 2, 4; D is 5"),
+        ("attention", {}, {"max_width": 4}, PADDING_KEYWORDS, "requires widths of at most 4; D is 5"),
+        ("attention", {}, {"widths": [2, 4]}, PADDING_KEYWORDS, "requires widths of 2, 4; D is 5"),
         ("attention", {}, {"key_length_multiple": 4}, {"scale"}, "takes neither mask nor key_lengths"),
-        ("attention", {"bias": np.full((1, 1, 3, 6), -np.inf)}, TILES, PADDED_BY, "a query may attend to no key"),
-        ("attention", {"bias": np.full((1, 1, 1, 6), -1e9)}, TILES, PADDED_BY, "may be as low as a mask's"),
-        ("attention", {"key": np.full((2, 2, 6, 5), 1e5)}, TILES, PADDED_BY, "may be as low as a mask's"),
-        ("attention", {"query": NAN[:, :, :3]}, TILES, PADDED_BY, "query holds NaN or infinity"),
-        ("attention_gradients", {"key": NAN}, TILES, PADDED_BY, "key holds NaN or infinity"),
-        ("attention_gradients", {"value": INF[..., :3]}, TILES, PADDED_BY, "value holds NaN or infinity"),
-        ("attention_gradients", {"grad_output": INF[:, :, :3, :3]}, TILES, PADDED_BY, "grad_output holds NaN"),
-        ("attention_gradients", {"bias": np.full((1, 1, 1, 6), np.nan)}, {"lengths": "equal"}, PADDED_BY, "bias holds"),
+        ("attention", {"bias": np.full((1, 1, 3, 6), -np.inf)}, TILES, PADDING_KEYWORDS,
+         "a query may attend to no key"),
+        ("attention", {"bias": np.full((1, 1, 1, 6), -1e9)}, TILES, PADDING_KEYWORDS, "may be as low as a mask's"),
+        ("attention", {"key": np.full((2, 2, 6, 5), 1e5)}, TILES, PADDING_KEYWORDS, "may be as low as a mask's"),
+        ("attention", {"query": NAN[:, :, :3]}, TILES, PADDING_KEYWORDS, "query holds NaN or infinity"),
+        ("attention_gradients", {"key": NAN}, TILES, PADDING_KEYWORDS, "key holds NaN or infinity"),
+        ("attention_gradients", {"value": INF[..., :3]}, TILES, PADDING_KEYWORDS, "value holds NaN or infinity"),
+        ("attention_gradients", {"grad_output": INF[:, :, :3, :3]}, TILES, PADDING_KEYWORDS, "grad_output holds NaN"),
+        ("attention_gradients", {"bias": np.full((1, 1, 1, 6), np.nan)}, {"lengths": "equal"}, PADDING_KEYWORDS,
+         "bias holds"),
     ],
 )  # fmt: skip
 def test_what_padding_would_change_is_unsupported_with_the_reason(
@@ -431,7 +437,9 @@ def test_heads_side_by_side_are_padded_one_by_one() -> None:
     weight = found.problem.inputs["query_weight"].reshape(7, 2, 8)
     np.testing.assert_array_equal(weight[..., :5], arrays["query_weight"].reshape(7, 2, 5))
     assert not weight[..., 5:].any()
-    assert_same(found.cut(evaluate_on(numpy_backend, found.problem)), evaluate_on(numpy_backend, problem))
+    assert_same(
+        found.cut(evaluate_on_backend(numpy_backend, found.problem)), evaluate_on_backend(numpy_backend, problem)
+    )
 
 
 def test_sequences_become_a_mask_where_there_is_no_function_for_them() -> None:
@@ -469,7 +477,7 @@ def verdicts_of(outcome: Computed, problem: Problem) -> dict[str, str]:
     truth = find_truth(replace(problem, dtype="float64", supports_statistics=True))
     shapes = {stage: array.high.shape for stage, array in truth.exact.items()}
     judged = judge_and_diagnose(truth, outcome.stages, shapes, "native")
-    judgements = with_faults(judged, outcome.faults).judgements
+    judgements = mark_faults(judged, outcome.faults).judgements
     return {judgement.stage: judgement.verdict.value for judgement in judgements}
 
 

@@ -23,15 +23,15 @@ from hypothesis import strategies as st
 from kernels import ATTENTION, kernel
 from tables import tables_beside
 
-from attncheck.backends import BACKENDS, LIBRARIES, BackendEntry, Mode, published
+from attncheck.backends import BACKENDS, LIBRARIES, BackendEntry, Mode, published_entry_points
 from attncheck.common.errors import UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import (
     RequestedFunction,
+    implementation_of_callable,
+    load_user_implementation,
     requested_functions,
-    select_callable,
     select_implementations,
-    user_implementation,
     with_distinct_names,
 )
 from attncheck.execution.implementations import (
@@ -41,9 +41,9 @@ from attncheck.execution.implementations import (
     bundled_implementations,
     user_entry,
 )
-from attncheck.execution.user_call import import_user_module, load, read_target_declarations
+from attncheck.execution.user_call import import_user_module, load_target, read_target_declarations
 from attncheck.execution.user_code import LoadError, Target, find_origin
-from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
+from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on_backend
 from attncheck.reading.problem import Problem
 
 TABLES = tables_beside(__file__)
@@ -152,8 +152,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_one_is_chosen_by_its_published_name_and_called_so_in_reports(invoke: Invoke) -> None:
-    assert {"my.flash", "plain", "gone"} <= published().keys()
-    assert "my.command" not in published()
+    assert {"my.flash", "plain", "gone"} <= published_entry_points().keys()
+    assert "my.command" not in published_entry_points()
     found = select_implementations(None, ["my.flash", "plain"]).implementations
     assert [each.name for each in found] == ["my.flash", "plain.attention"]
     assert [dict(each.declared.classes) for each in found] == [{"float64": "native"}] * 2
@@ -237,10 +237,10 @@ def test_functions_are_called_alike_by_file_module_and_object(tmp_path: Path, mo
     for name in ("attention", "ready"):
         for target in (f"some/kernels.py:{name}", f"some.kernels:{name}"):
             assert names(select_implementations(None, [target])) == [f"some_kernels.{name}"]
-        assert select_callable(getattr(kernels, name), None, None).name == f"some_kernels.{name}"
-    assert select_callable(kernels.attention, None, "mine").name == "some_kernels.mine"
-    assert select_callable(functools.partial(kernels.attention), None, None).name == "some_kernels.attention"
-    assert select_callable(lambda query, key, value: value, None, None).name.endswith(".callable")
+        assert implementation_of_callable(getattr(kernels, name), None, None).name == f"some_kernels.{name}"
+    assert implementation_of_callable(kernels.attention, None, "mine").name == "some_kernels.mine"
+    assert implementation_of_callable(functools.partial(kernels.attention), None, None).name == "some_kernels.attention"
+    assert implementation_of_callable(lambda query, key, value: value, None, None).name.endswith(".callable")
     for name in ("some", "some.kernels"):
         sys.modules.pop(name, None)
     for file, package in (("/home/me/my_kernel.py", "my_kernel"), (None, "own"), ("/tmp/notebook", "own")):
@@ -283,12 +283,12 @@ def function_of(body: str) -> str:
 def here(target: str) -> Implementation:
     """Load a target in this process, as its worker does."""
     meant = Target.of(target)
-    entry = user_entry(meant, read_target_declarations(load(meant), meant.attribute), None)
+    entry = user_entry(meant, read_target_declarations(load_target(meant), meant.attribute), None)
     return Implementation(entry, next(iter(entry.all_modes)))
 
 
 def outcome_here(target: str, problem: Problem | None = None) -> Outcome:
-    return evaluate_on(here(target).entry.load(), problem or attention_problem())
+    return evaluate_on_backend(here(target).entry.load(), problem or attention_problem())
 
 
 def failure_of(target: str) -> Failure:
@@ -359,11 +359,11 @@ def test_what_is_declared_for_a_function_counts_as_if_it_did(write: Write) -> No
     file = write(function_of("return query") + own)
     for target in (file, f"{file}:attention"):
         for text, field, value in TABLES["declared"]:
-            entry = user_implementation(Target.of(target, "", [text]), None).entry
+            entry = load_user_implementation(Target.of(target, "", [text]), None).entry
             assert getattr(entry, field) == value, text
     for text, message in TABLES["undeclarable"]:
         with pytest.raises((LoadError, UsageError), match=message):
-            user_implementation(Target.of(f"{file}:attention", "", [text]), None)
+            load_user_implementation(Target.of(f"{file}:attention", "", [text]), None)
 
 
 def test_what_a_function_or_its_module_requires_is_padded_in_the_run(write: Write, tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def test_what_cannot_be_used_or_selected_or_does_what_it_may_not_says_why(write:
             select_implementations(None, implementations, framework)
     target = Target.of(f"{write('import time; time.sleep(60)')}:attention")
     with pytest.raises(UsageError, match=r"not loaded after 0\.3 s"):
-        user_implementation(target, None, Limits(start_seconds=0.3))
+        load_user_implementation(target, None, Limits(start_seconds=0.3))
 
 
 # A kernel, and what it takes its number from: a module beside it, a package's module, and a folder without __init__.
@@ -510,9 +510,11 @@ def test_what_its_own_modules_import_is_found_and_what_these_import_in_turn_is_n
     imported = {"Far.Parts": "3.0", "fast-parts": "1.0", "helper": "7", "lazily": "2.0", "numpy": version("numpy")}
     assert versions_of("kernel.py:attention") == imported
     install(project, "kernels", "kernels", "5.0", "import lazily\ndef attention(query, key, value): ...\n")
-    assert user_implementation(Target.of("kernels:attention"), None).package == "kernels", "that of its distribution"
+    assert load_user_implementation(Target.of("kernels:attention"), None).package == "kernels", (
+        "that of its distribution"
+    )
     assert versions_of("kernels:attention") == {"kernels": "5.0", "lazily": "2.0"}, "a package counts itself"
-    found = select_callable(lambda query, key, value: np.zeros(3), None, None)
+    found = implementation_of_callable(lambda query, key, value: np.zeros(3), None, None)
     assert found.entry.distributions["numpy"] == version("numpy"), "and values what they use"
 
 

@@ -32,8 +32,8 @@ from attncheck.execution.call import (
     WorkerDied,
     WorkerProcess,
     WorkerProcesses,
-    end_strays,
-    start_ahead,
+    kill_orphans,
+    start_workers_ahead,
 )
 from attncheck.execution.describing import DescribedWorkers, DescriptionRequest
 from attncheck.execution.implementation_selection import select_implementations
@@ -72,7 +72,7 @@ def test_one_process_answers_one_call_after_the_other(worker: WorkerProcess) -> 
 
 @forked
 def test_processes_that_were_started_ahead_are_taken_and_have_one_thread_each() -> None:
-    start_ahead(1, "colorsys")
+    start_workers_ahead(1, "colorsys")
     told = "'colorsys' in __import__('sys').modules, __import__('os').getenv('OPENBLAS_NUM_THREADS')"
     with closing(WorkerProcesses(processes=1)) as processes:
         assert processes.submit(eval, told).result() == (True, "1")
@@ -97,11 +97,11 @@ def test_what_a_killed_harness_left_is_ended_by_the_next(tmp_path: Path, worker:
     with subprocess.Popen([sys.executable, Path(__file__).with_name("left_behind.py")], cwd=tmp_path) as harness:
         wait_until((tmp_path / "pids").is_file)
         theirs, child = map(int, (tmp_path / "pids").read_text().split())
-        end_strays()
+        kill_orphans()
         assert not has_ended(child)  # its harness lives
         harness.send_signal(signal.SIGKILL)
     wait_until(lambda: has_ended(theirs))
-    end_strays()  # or a harness beside this test, which may have been quicker
+    kill_orphans()  # or a harness beside this test, which may have been quicker
     wait_until(lambda: has_ended(child))
     assert not has_ended(own)
     worker.end()

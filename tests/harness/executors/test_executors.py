@@ -25,13 +25,13 @@ from attncheck.execution import call, runner
 from attncheck.execution.call import Limits, WorkerDied
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection, bundled_implementations
-from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
+from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on_backend
 from attncheck.executors import local
 from attncheck.executors.local import JudgingProcesses, WaitingOutcomes
 from attncheck.judging.units import Judge, UnitResult
 from attncheck.planning.plan import Unit
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs, inputs_in, problem_of
+from attncheck.reading.inputs import RoundedInputs, make_inputs, problem_from_case
 from attncheck.reading.selection import select_cases
 from attncheck.results.reader import read_arrays, read_run
 from attncheck.run import Settings, run_cases
@@ -101,20 +101,20 @@ class FailingJudge(Judge):
         raise ZeroDivisionError(f"a fault of ours in {asked[0].id}")
 
 
-Asked = tuple[Case, str, Inputs, dict[str, Outcome]]
+Asked = tuple[Case, str, RoundedInputs, dict[str, Outcome]]
 
 
 @pytest.fixture(scope="module")
 def questions() -> list[Asked]:
     found = []
     for case in select_cases(["masking/*"]).cases[:6]:
-        inputs = inputs_in(case, case.dtypes[0])
+        inputs = make_inputs(case, case.dtypes[0])
         found.append(
             (
                 case,
                 case.dtypes[0],
                 inputs,
-                {"numpy.eager": evaluate_on(numpy_backend, problem_of(case, inputs).as_call())},
+                {"numpy.eager": evaluate_on_backend(numpy_backend, problem_from_case(case, inputs).as_call())},
             )
         )
     return found
@@ -197,7 +197,7 @@ def test_ones_own_kernel_has_one_worker(tmp_path: Path, monkeypatch: pytest.Monk
 def test_users_kernels_and_what_judges_them_are_no_more_processes_than_processors(
     kernels: int, imports_framework: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner.Group, "imports_framework", property(lambda group: imports_framework))
+    monkeypatch.setattr(runner.WorkerGroup, "imports_framework", property(lambda group: imports_framework))
     for module in (run, local, call):
         monkeypatch.setattr(module, "available_processors", lambda: 2)
     monkeypatch.setattr(local, "WINDOW_UNITS", 16)

@@ -46,9 +46,9 @@ from attncheck.judging import truth as judging_truth
 from attncheck.judging.truth import Truth
 from attncheck.planning.plan import Plan, standard_units
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import RoundedInputs, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
-from attncheck.reading.shapes import score_elements
+from attncheck.reading.shapes import count_scores
 from attncheck.spec import ROUNDING_MODELS
 from attncheck.spec.dtypes import round_to
 
@@ -91,7 +91,7 @@ def fingerprints(
             truth = truth_of_case(case, stored)
             models = [name for name, dtypes in ROUNDING_MODELS.items() if dtype in dtypes]
             plain = truth.judged.canonical
-            if score_elements(case.operation, plain.options, plain.inputs) > MAX_SCORES:
+            if count_scores(case.operation, plain.options, plain.inputs) > MAX_SCORES:
                 models = [models[(len(case.id) + number) % len(models)]]
             if part is not None:
                 models = [models[place % len(models)] for place in range(draw, draw + min(3, len(models)))]
@@ -129,7 +129,7 @@ def differing(recorded: str, found: str) -> list[str]:
     return [part for part in new if not is_same(old.get(part, ""), new[part])]
 
 
-def truth_of_case(case: Case, inputs: Inputs) -> Truth:
+def truth_of_case(case: Case, inputs: RoundedInputs) -> Truth:
     """Evaluate the oracle for a case on its inputs; every bit counts, also those that judging rounds off."""
     rounded = exact_stages._round_enclosures
     vars(exact_stages)["_round_enclosures"] = dict

@@ -22,14 +22,14 @@ from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.judging import exact_stages as module
 from attncheck.judging.compare import (
     Comparison,
-    Measured,
+    MeasuredErrors,
     Tier,
     absolute_difference,
     compare_arrays,
     compare_shapes_and_nonfinite,
+    error_ratio,
     index_of_largest,
     measure_errors,
-    quotient,
     z_threshold,
 )
 from attncheck.judging.judge import judge_pairs
@@ -136,7 +136,7 @@ def test_differences_quotients_and_condition_numbers_are_exact_and_raise_no_warn
         assert compare([1.7e308], [-1.7e308], 1.0).verdict is NUMERIC
         found = compare([1.7e308, 1.0], [-1.7e308, 1.5], [INF, 1.0])
         tops, bottoms = np.array([0.0, 1.0, 0.0, 1.0, 3.0, INF, 1e308]), np.array([0.0, 0, 2, INF, 2, INF, 1e-308])
-        assert quotient(tops, bottoms).tolist() == [0.0, INF, 0.0, 0.0, 1.5, 0.0, INF]
+        assert error_ratio(tops, bottoms).tolist() == [0.0, INF, 0.0, 0.0, 1.5, 0.0, INF]
     assert (found.verdict, found.index, found.ratio) == (AGREE, (1,), 0.5)
     small = np.array([2.0**-60], np.float32)
     assert absolute_difference(np.array([1], np.float32), small).item() == 1 - 2.0**-60
@@ -159,7 +159,7 @@ def test_which_of_the_two_comes_first_does_not_matter(first: Array, second: Arra
 # Tiers: proved wrong, statistically wrong, noisy, or within what the class allows.
 
 
-def measured(error: Any, *, radius: Any = 0.0, max_error: Any = 1.0, scale: Any = 0.125, **more: Any) -> Measured:
+def measured(error: Any, *, radius: Any = 0.0, max_error: Any = 1.0, scale: Any = 0.125, **more: Any) -> MeasuredErrors:
     """Judge errors, given with everything else as one number for all or as one for each."""
     shape = np.shape(error)
     numbers = [np.broadcast_to(np.asarray(part, np.float64), shape) for part in (error, radius, max_error, scale)]

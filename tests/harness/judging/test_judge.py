@@ -16,8 +16,8 @@ from problems import Array, Problem
 from tables import tables_beside
 
 from attncheck.execution.worker import Computed, Failure, Outcome
-from attncheck.judging.compare import Measured, Tier
-from attncheck.judging.judge import CaseJudgement, judge, judge_pairs, max_errors_of_whole_stages
+from attncheck.judging.compare import MeasuredErrors, Tier
+from attncheck.judging.judge import CaseJudgement, judge_case, judge_pairs, max_errors_of_whole_stages
 from attncheck.judging.judge_stages import (
     ERROR_ACCUMULATES,
     ERROR_FROM_EARLIER_STAGE,
@@ -25,17 +25,17 @@ from attncheck.judging.judge_stages import (
     describe_wrong_ranges,
     explain_first_fault,
     first_faulty_stage,
-    in_order,
     judge_stages,
+    sort_stages,
 )
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs, problem_of
+from attncheck.reading.inputs import RoundedInputs, problem_from_case
 from attncheck.results.format import Row
 from attncheck.spec.verdicts import Verdict
 
 Stages = dict[str, Array]
-Compute = Callable[[Case, str], tuple[Inputs, Stages]]
+Compute = Callable[[Case, str], tuple[RoundedInputs, Stages]]
 LoadText = Callable[[str | bytes], list[Case]]
 JudgeAll = Callable[..., CaseJudgement]
 
@@ -57,7 +57,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def truth(case: Case, dtype: str, compute: Compute) -> Truth:
     inputs, _ = compute(case, dtype)
-    return find_truth(problem_of(case, inputs))
+    return find_truth(problem_from_case(case, inputs))
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def judge_all(case: Case, dtype: str, compute: Compute) -> JudgeAll:
     def call(**outcomes: Stages | Outcome) -> CaseJudgement:
         inputs, _ = compute(case, dtype)
         made = {name: Computed(own) if isinstance(own, dict) else own for name, own in outcomes.items()}
-        return judge(case, dtype, inputs, made, dict.fromkeys(made, "native"))
+        return judge_case(case, dtype, inputs, made, dict.fromkeys(made, "native"))
 
     return call
 
@@ -133,8 +133,8 @@ def failing_pairs(judged: CaseJudgement) -> list[tuple[str, str | None, str, str
 def test_norms_come_before_rotations_or_after_them_and_own_names_last() -> None:
     stages = ["rotated_query", "normalized_query", "mine", "scores", "rotated_key", "normalized_key"]
     norms, rotations = ["normalized_query", "normalized_key"], ["rotated_query", "rotated_key"]
-    assert in_order(stages) == [*norms, *rotations, "scores", "mine"]
-    assert in_order(stages, {"norm_after_rotation": True}) == [*rotations, *norms, "scores", "mine"]
+    assert sort_stages(stages) == [*norms, *rotations, "scores", "mine"]
+    assert sort_stages(stages, {"norm_after_rotation": True}) == [*rotations, *norms, "scores", "mine"]
 
 
 # Wrong in one step.
@@ -197,7 +197,7 @@ def test_a_fault_is_blamed_on_the_stage_where_it_is(fault: str, truth: Truth, ca
 
 
 def test_the_first_stage_is_named_where_every_step_is_right_but_their_errors_add_up() -> None:
-    within, fails = (Measured(tier, 0.5, (0,), 1.0, 0.5, 1) for tier in (Tier.WITHIN, Tier.STATISTICAL))
+    within, fails = (MeasuredErrors(tier, 0.5, (0,), 1.0, 0.5, 1) for tier in (Tier.WITHIN, Tier.STATISTICAL))
     for introduced, begins_at in ((within, "weights"), (fails, "output")):
         judgements = [
             StageJudgement("scores", AGREE, within, within),

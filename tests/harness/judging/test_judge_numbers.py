@@ -13,13 +13,13 @@ from problems import Array, Arrays, Problem
 from tables import tables_beside
 
 from attncheck.execution.worker import Computed
-from attncheck.judging.judge import CaseJudgement, judge
+from attncheck.judging.judge import CaseJudgement, judge_case
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs
+from attncheck.reading.inputs import RoundedInputs
 from attncheck.results.format import Row
 from attncheck.spec.verdicts import Verdict
 
-Compute = Callable[[Case, str], tuple[Inputs, Arrays]]
+Compute = Callable[[Case, str], tuple[RoundedInputs, Arrays]]
 LoadText = Callable[[str | bytes], list[Case]]
 Hold = Callable[..., list[Row]]
 DTYPES = ("float32", "float64")
@@ -34,9 +34,9 @@ TABLES = tables_beside(__file__)
 CASE, COSINES = (TABLES["case files"][name] for name in ("two rows of scores", "cosines"))
 
 
-def judged(case: Case, dtype: str, inputs: Inputs, **stages: Arrays) -> CaseJudgement:
+def judged(case: Case, dtype: str, inputs: RoundedInputs, **stages: Arrays) -> CaseJudgement:
     outcomes = {name: Computed(own) for name, own in stages.items()}
-    return judge(case, dtype, inputs, outcomes, dict.fromkeys(outcomes, "native"))
+    return judge_case(case, dtype, inputs, outcomes, dict.fromkeys(outcomes, "native"))
 
 
 def numbers(found: CaseJudgement) -> list[Row]:

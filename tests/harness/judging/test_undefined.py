@@ -10,9 +10,9 @@ import pytest
 from problems import NAMES, Array, Arrays, Options, Problem, draw, failing
 
 from attncheck.backends import numpy_backend as reference
-from attncheck.judging.judge import exact_values, judge_pairs, max_errors_of_whole_stages
+from attncheck.judging.judge import exact_values_of_whole_stages, judge_pairs, max_errors_of_whole_stages
 from attncheck.judging.judge_implementation import KnownEmptyRows
-from attncheck.judging.judge_stages import StageJudgement, agrees, failing_elements, judge_stages
+from attncheck.judging.judge_stages import StageJudgement, failing_elements, judge_stages, stage_agrees
 from attncheck.judging.truth import Truth
 from attncheck.judging.undefined import find_undefined_elements
 from attncheck.spec.verdicts import Verdict
@@ -98,7 +98,7 @@ def test_elements_beside_keep_the_exact_answer_and_a_stage_says_how_many_were_no
         known = np.isfinite(enclosure.radius)
         assert (judged[stage].verdict, (~known).sum()) == (AGREE, counts[stage])
         np.testing.assert_array_equal(enclosure.high[known], finite.exact[stage].high[known])
-        assert np.isnan(exact_values(infinite)[stage][~known]).all()
+        assert np.isnan(exact_values_of_whole_stages(infinite)[stage][~known]).all()
         step = infinite.step(stage, {name: each for name, each in stages.items() if name != stage}, "native")
         flags = infinite.undefined.elements.flags_of(stage, known.shape)
         np.testing.assert_array_equal(np.isinf(step.exact.radius), flags)
@@ -113,7 +113,7 @@ def test_beside_what_is_undefined_a_wrong_number_is_found_and_there_nothing_is(i
             changed = stages[stage].copy()
             changed[tuple(np.argwhere(flags != is_wrong)[0])] = 0.25
             assert failing_elements(infinite.reference(stage, "native", changed), changed).any() == is_wrong
-            assert agrees(infinite.reference(stage, "native", changed), changed) != is_wrong
+            assert stage_agrees(infinite.reference(stage, "native", changed), changed) != is_wrong
             verdict = judged_of(infinite, {**stages, stage: changed})[stage].verdict
             assert verdict == (NUMERIC if is_wrong else AGREE)
 
@@ -176,14 +176,14 @@ def test_behind_a_mask_the_numbers_without_that_key_are_right_and_so_is_nan_and_
         for stage, array in stages.items():
             behind = truth.undefined.elements.behind_a_mask(stage, array.shape)
             spread = {**stages, stage: np.where(behind, np.nan, array)}
-            assert agrees(truth.reference(stage, "native", spread[stage]), spread[stage])
+            assert stage_agrees(truth.reference(stage, "native", spread[stage]), spread[stage])
             found = judged_of(truth, spread)[stage]
             assert (found.verdict, found.unjudged) == (UNVERIFIED if behind.all() else AGREE, behind.sum())
             if behind.any():
                 assert "only keys that may not be attended hold NaN or infinity" in found.message
                 wrong = np.where(behind, array + 0.5, array)
                 assert failing_elements(truth.reference(stage, "native", wrong), wrong)[behind].all()
-                assert not agrees(truth.reference(stage, "native", wrong), wrong)
+                assert not stage_agrees(truth.reference(stage, "native", wrong), wrong)
                 changed += 1
         assert changed
 
@@ -199,7 +199,7 @@ def test_a_row_or_a_sum_over_queries_that_holds_nan_beside_other_numbers_is_not_
         spread = np.where(behind, np.where(places, np.nan, 0.0), stages[stage])
         zeros = np.where(behind, 0.0, stages[stage])
         for array, is_right in ((spread, True), (zeros, False), (np.where(behind, spread, 0.0), False)):
-            assert agrees(truth.reference(stage, "native", array), array) == is_right
+            assert stage_agrees(truth.reference(stage, "native", array), array) == is_right
 
 
 # Rows without a key, by each convention.

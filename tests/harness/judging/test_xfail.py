@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tables import tables_beside
 
-from attncheck.judging.xfail import ExpectedFailureRecord, largest_ratio, reason_for, similar_expected_failures
+from attncheck.judging.xfail import ExpectedFailureRecord, find_excuse, largest_ratio, similar_expected_failures
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.results.format import Row
 
@@ -96,8 +96,8 @@ def test_reasons_and_messages(record: Record, row: MakeRow) -> None:
         [row(message="IndexError: 0", **raised)], entries
     )
     entries, place = record([LIMITED]).expected_failures, ("torch.sdpa", "file/one", "float32", "output", "numeric")
-    assert reason_for(entries, *place, ratio=7.0) is entries[0]
-    assert reason_for(entries, *place) is reason_for(entries, *place, ratio=7e3) is None
+    assert find_excuse(entries, *place, ratio=7.0) is entries[0]
+    assert find_excuse(entries, *place) is find_excuse(entries, *place, ratio=7e3) is None
     assert (largest_ratio(None, 3.0, 2.0), largest_ratio(None, None)) == (3.0, math.inf)
 
 

@@ -21,7 +21,7 @@ from attncheck.diagnosis.case_evidence import Match
 from attncheck.diagnosis.decision import Decision
 from attncheck.diagnosis.readings import CATALOGUE
 from attncheck.execution.operations import run_operation
-from attncheck.execution.worker import Computed, Outcome, evaluate_on
+from attncheck.execution.worker import Computed, Outcome, evaluate_on_backend
 from attncheck.mutation.catalogue import (
     BY_HAND,
     CONTROLS,
@@ -35,18 +35,18 @@ from attncheck.mutation.catalogue import (
     faults_of_option,
     variant_named,
 )
-from attncheck.mutation.judgement import NOT_NAMED, RIGHTLY, WRONGLY, names_of, naming_result
+from attncheck.mutation.judgement import NOT_NAMED, RIGHTLY, WRONGLY, diagnosis_names, naming_result
 from attncheck.mutation.kernel import Array, Kernel, bfloat16, tf32, truncated_bfloat16, truncated_tf32
 from attncheck.mutation.mutant import WIDE_DTYPES, Control, StepsPerCall, Variant, subjects_of_module
 from attncheck.mutation.narrow import block_product, product_in_two_parts, rounded_product
-from attncheck.mutation.unit import count_scores, run_reference
-from attncheck.reading.inputs import inputs_in, problem_of
+from attncheck.mutation.unit import count_case_scores, run_reference
+from attncheck.reading.inputs import make_inputs, problem_from_case
 from attncheck.reading.problem import Problem
 from attncheck.reading.selection import select_cases
 from attncheck.spec import OPERATIONS, OptionSpec
 from attncheck.spec.classes import rounding_model_named
 from attncheck.spec.dtypes import numpy_dtype
-from attncheck.spec.inputs import optional
+from attncheck.spec.inputs import optional_input
 
 ALL_DTYPES = {*WIDE_DTYPES, "bfloat16", "float16"}
 LOG_SUM_EXP_IN_FLOAT32 = {
@@ -118,7 +118,7 @@ def test_what_is_told_of_a_fault_is_right_wrong_or_nothing() -> None:
     assert naming_result(missing, ("scale-one", "bias-twice")) == WRONGLY
     assert naming_result(honest, ("scale-one",)) == WRONGLY
     fit = Match("scale-one", "", "scores", "numeric", "1")
-    assert names_of([Decision(fit), Decision(), Decision(fit)]) == ("scale-one",)
+    assert diagnosis_names([Decision(fit), Decision(), Decision(fit)]) == ("scale-one",)
 
 
 def test_a_new_option_has_its_faults_by_its_row() -> None:
@@ -130,7 +130,7 @@ def test_a_new_option_has_its_faults_by_its_row() -> None:
 
 def test_an_operation_that_takes_one_more_argument_has_faults_of_it() -> None:
     attention = OPERATIONS["attention"]
-    scales = optional("H", neutral=1)
+    scales = optional_input("H", neutral=1)
     wider = replace(attention, inputs={**attention.inputs, "head_scales": scales})
     found = {fault.name for fault in faults_of(wider, "head_scales", scales)}
     assert found >= {"left_out", "neutral", "taken_twice", "negated", "in_bfloat16", "of_the_next_head"}
@@ -162,10 +162,10 @@ def tasks() -> dict[str, Problem]:
     for case in select_cases([]).cases:
         given = case.operation, frozenset({*case.options, *case.inputs})
         is_wanted = "float64" in case.dtypes and given not in seen and counts[case.operation] < _OF_AN_OPERATION
-        if is_wanted and count_scores(case) <= _SMALL:
+        if is_wanted and count_case_scores(case) <= _SMALL:
             seen.add(given)
             counts[case.operation] += 1
-            found[case.id] = problem_of(case, inputs_in(case, "float64")).as_call()
+            found[case.id] = problem_from_case(case, make_inputs(case, "float64")).as_call()
     return found
 
 
@@ -220,10 +220,10 @@ def test_whoever_is_said_to_have_the_references_bits_has_them(
             }
         asked = Problem(problem.operation, problem.options, arrays, problem.memory_layout)
         run = run_reference(asked)
-        right = _bits(evaluate_on(numpy_backend, asked))
-        assert _bits(run.outcome) == _bits(evaluate_on(SUBJECTS["reference"].backend, asked)) == right
+        right = _bits(evaluate_on_backend(numpy_backend, asked))
+        assert _bits(run.outcome) == _bits(evaluate_on_backend(SUBJECTS["reference"].backend, asked)) == right
         for name, subject in SUBJECTS.items():
-            is_same = _bits(evaluate_on(subject.backend, asked)) == right
+            is_same = _bits(evaluate_on_backend(subject.backend, asked)) == right
             is_decided = run.has_the_bits_of(subject.backend)
             assert is_same or not is_decided, name
             decided, same = decided + is_decided, same + is_same
@@ -242,7 +242,7 @@ def test_a_step_that_writes_into_what_it_is_handed_spoils_nothing() -> None:
     variant = Variant({"_softmax_with_sinks": in_place})
     assert not run.has_the_bits_of(variant)
     assert _bits(run.outcome) == before
-    assert isinstance(evaluate_on(variant, task), Computed)
+    assert isinstance(evaluate_on_backend(variant, task), Computed)
 
 
 def test_scales_that_are_multiplied_elsewhere_are_rounded_elsewhere() -> None:

@@ -15,12 +15,12 @@ import pytest
 from processes import has_ended, wait_until
 from tables import CASES
 
-from attncheck.execution.worker import Computed, Failure, evaluate_on
-from attncheck.judging.judge_stages import StageJudgement, in_order, judge_stages
+from attncheck.execution.worker import Computed, Failure, evaluate_on_backend
+from attncheck.judging.judge_stages import StageJudgement, judge_stages, sort_stages
 from attncheck.judging.truth import Truth
 from attncheck.mutation import unit
 from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, SUBJECTS
-from attncheck.mutation.judgement import RULES, first_wrong, rejected_by_rules
+from attncheck.mutation.judgement import RULES, first_wrong_stage, rejected_by_rules
 from attncheck.mutation.mutant import Mutant, Subject, Variant
 from attncheck.mutation.score import BY_HAND, MutationFrames, process_pool, redraw_case, run_mutants
 from attncheck.mutation.unit import MAX_SCORES_FOR_ALL, Unit, UnitScorer
@@ -126,7 +126,7 @@ def test_a_variant_that_raises_is_caught_and_one_that_cannot_is_not(cases: list[
     unable = Mutant("unable", "", raise_(NotImplementedError("no")))
     frames = run_mutants(cases, subjects=[faulty, unable])
     assert frames.subjects.groupby("subject")["caught_in"].max().to_dict() == {"raises": 1, "unable": 0}
-    outcome = evaluate_on(unable.backend, Problem("softmax", {}, {"scores": np.zeros((1, 1, 1, 2))}))
+    outcome = evaluate_on_backend(unable.backend, Problem("softmax", {}, {"scores": np.zeros((1, 1, 1, 2))}))
     assert outcome == Failure("unsupported", "NotImplementedError: no")
 
 
@@ -208,13 +208,13 @@ def test_what_begins_with_the_same_stages_is_judged_once_and_as_ever(
         judged.clear()
         findings = scorer.findings(SUBJECTS[name])
         assert findings is not None
-        outcome = evaluate_on(SUBJECTS[name].backend, scorer.call)
+        outcome = evaluate_on_backend(SUBJECTS[name].backend, scorer.call)
         assert isinstance(outcome, Computed)
         plain = judge_stages(scorer.truth, outcome.stages, masked.stage_shapes, "native")
         assert [each.caught for each in findings] == [bool(each.verdict.exit_code) for each in plain]
-        wrong = first_wrong(findings)
+        wrong = first_wrong_stage(findings)
         assert (wrong.stage if wrong else None) == BEGINS.get(name)
-        order = in_order(outcome.stages)
+        order = sort_stages(outcome.stages)
         assert judged == order[order.index(first) :], "all stages before it are the reference's"
     judged.clear()
     again = Mutant("again", "", SUBJECTS["scale_missing"].backend)

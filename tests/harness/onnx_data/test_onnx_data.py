@@ -20,7 +20,7 @@ from attncheck.attention.exact_array import Enclosure
 from attncheck.backends import LIBRARIES
 from attncheck.common.errors import OnnxDataError, OutputError, UsageError
 from attncheck.execution.worker import Computed
-from attncheck.judging.judge import judge
+from attncheck.judging.judge import judge_case
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row
@@ -104,7 +104,7 @@ def judge_alone(compute: Callable[..., Any]) -> Judged:
     def judged(case: Case) -> tuple[Row, ...]:
         [dtype] = case.dtypes
         inputs, stages = compute(case, dtype)
-        return tuple(judge(case, dtype, inputs, {"numpy": Computed(stages)}, {"numpy": "native"}).rows)
+        return tuple(judge_case(case, dtype, inputs, {"numpy": Computed(stages)}, {"numpy": "native"}).rows)
 
     return judged
 

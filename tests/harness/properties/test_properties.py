@@ -16,9 +16,9 @@ from tables import tables_beside
 from attncheck.backends import numpy_backend
 from attncheck.common.errors import ExitCode, ResultsError
 from attncheck.execution.call import Limits
-from attncheck.execution.implementation_selection import user_implementation
+from attncheck.execution.implementation_selection import load_user_implementation
 from attncheck.execution.user_code import Target
-from attncheck.execution.worker import Computed, evaluate_on
+from attncheck.execution.worker import Computed, evaluate_on_backend
 from attncheck.properties.judging import (
     CallResult,
     TruthCache,
@@ -27,7 +27,7 @@ from attncheck.properties.judging import (
     judge_call_result,
     judge_merged,
 )
-from attncheck.properties.run import Asking, PropertyQuestion, judge_implementations, questions_of
+from attncheck.properties.run import PropertyQuestion, PropertyRequest, judge_implementations, property_questions
 from attncheck.properties.variants import PropertyVariant, SessionVariant, call_returning, result_stage_names
 from attncheck.reading.case import Case
 from attncheck.reading.problem import Problem
@@ -143,11 +143,11 @@ def test_rows_are_read_back_as_they_were_written_and_a_table_that_is_none_of_our
 # The questions of bundled cases, in float32, in which NumPy computes as it is.
 
 TRUTHS = TruthCache()
-QUESTIONS = questions_of(select_cases(["properties"], properties=True).cases, Asking(dtypes=["float32"]))
+QUESTIONS = property_questions(select_cases(["properties"], properties=True).cases, PropertyRequest(dtypes=["float32"]))
 
 
 def computed(problem: Problem, stages: tuple[str, ...]) -> dict[str, np.ndarray]:
-    outcome = evaluate_on(numpy_backend, call_returning(problem, stages))
+    outcome = evaluate_on_backend(numpy_backend, call_returning(problem, stages))
     assert isinstance(outcome, Computed), outcome
     return dict(outcome.stages)
 
@@ -210,10 +210,10 @@ def ask(tmp_path: Path, load_text: Callable[[str], list[Case]]) -> Ask:
             text = text.replace(change["old"], change["new"])
         path = tmp_path / "kernel.py"
         path.write_text(f"{text}\n{below}\n", encoding="utf-8")
-        implementation = user_implementation(Target.of(f"{path}:attention"), None)
-        asking = Asking(limits=Limits(case_seconds=60))
+        implementation = load_user_implementation(Target.of(f"{path}:attention"), None)
+        asking = PropertyRequest(limits=Limits(case_seconds=60))
         cases = load_text(TABLES["prompt"].replace("NAMES", ", ".join(names)))
-        return judge_implementations([implementation], questions_of(cases, asking), asking)
+        return judge_implementations([implementation], property_questions(cases, asking), asking)
 
     return asked
 

@@ -25,9 +25,9 @@ from attncheck.reading.case import Case
 from attncheck.reading.for_each import MAX_REPEATED_CASES, expand_cases
 from attncheck.reading.inputs import make_exact_inputs
 from attncheck.reading.printed import MAX_NUMBERS, PrintedError, PrintedRounding, parse_printed
-from attncheck.reading.shapes import ShapeFault, bind_axes, operation_input_shape, show
+from attncheck.reading.shapes import ShapeFault, bind_axes, format_shape, operation_input_shape
 from attncheck.reading.yaml_reader import MAX_BYTES, MAX_NODES, FieldPath, YamlFault, read_yaml
-from attncheck.spec import OPERATIONS, SCORE_INPUTS, InputSpec, inputs_of
+from attncheck.spec import OPERATIONS, SCORE_INPUTS, InputSpec, input_specs
 
 Load = Callable[[str | bytes], list[Case]]
 
@@ -276,13 +276,13 @@ def _keys(operation: str, lengths: dict[str, int]) -> int:
 
 def _full_shapes(operation: str, kind: str | None, lengths: dict[str, int]) -> dict[str, tuple[int, ...]]:
     lengths = lengths | {"T": _keys(operation, lengths)}
-    return {name: tuple(lengths[letter] for letter in spec.axes) for name, spec in inputs_of(operation, kind).items()}
+    return {name: tuple(lengths[letter] for letter in spec.axes) for name, spec in input_specs(operation, kind).items()}
 
 
 @given(of=st.sampled_from(KINDS), lengths=lengths_of_letters)
 def test_every_axis_letter_gets_its_length(of: tuple[str, str | None], lengths: dict[str, int]) -> None:
     operation, kind = of
-    specs = inputs_of(operation, kind)
+    specs = input_specs(operation, kind)
     bound = bind_axes(specs, _full_shapes(operation, kind, lengths), *_heads(operation, lengths))
     assert {letter for spec in specs.values() for letter in spec.axes} <= set(bound)
     keys = {} if "N" in bound else {"T": _keys(operation, lengths)}
@@ -291,7 +291,7 @@ def test_every_axis_letter_gets_its_length(of: tuple[str, str | None], lengths: 
 
 def _shared_axes(operation: str, kind: str | None) -> list[tuple[str, int]]:
     """Every axis of every input whose letter another input, one that does not broadcast, has too."""
-    specs = inputs_of(operation, kind)
+    specs = input_specs(operation, kind)
     return [
         (name, axis)
         for name, spec in specs.items()
@@ -305,7 +305,7 @@ def _shared_axes(operation: str, kind: str | None) -> list[tuple[str, int]]:
 )
 def test_an_axis_that_disagrees_is_blamed(of: tuple[str, str | None, str, int], lengths: dict[str, int]) -> None:
     operation, kind, name, axis = of
-    specs = inputs_of(operation, kind)
+    specs = input_specs(operation, kind)
     shapes = _full_shapes(operation, kind, lengths)
     more = 2 if specs[name].broadcast and shapes[name][axis] == 0 else 1  # of none, 1 would be broadcast
     shapes[name] = (*shapes[name][:axis], shapes[name][axis] + more, *shapes[name][axis + 1 :])
@@ -313,7 +313,7 @@ def test_an_axis_that_disagrees_is_blamed(of: tuple[str, str | None, str, int], 
         bind_axes(specs, shapes, *_heads(operation, lengths))
     [field] = fault.value.field
     assert specs[name].axes[axis] in specs[field].axes
-    assert show(shapes[field]) in str(fault.value)
+    assert format_shape(shapes[field]) in str(fault.value)
 
 
 @given(lengths=lengths_of_letters, ones=st.lists(st.booleans(), min_size=4, max_size=4))

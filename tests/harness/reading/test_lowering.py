@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
-from attncheck.reading.lowering import with_poison
+from attncheck.reading.lowering import poison_unused_keys
 from attncheck.reading.problem import Problem
 
 Array = NDArray[Any]
@@ -216,7 +216,7 @@ def test_packed_sequences_and_paged_caches_are_attention_with_one_mask(problem: 
 
 @given(packed() | paged(), st.sampled_from(["nan", "large"]))
 def test_poison_is_where_no_query_can_see_it_and_nowhere_else(problem: Problem, poison: str) -> None:
-    inputs = with_poison({"poison": poison}, problem.inputs, "float32")
+    inputs = poison_unused_keys({"poison": poison}, problem.inputs, "float32")
     assert np.array_equal(by_definition(problem), by_definition(replace(problem, inputs=inputs)))
     before, after = (
         replace(problem, options={}, inputs=each).without_layout().inputs for each in (problem.inputs, inputs)

@@ -22,15 +22,15 @@ from attncheck.reading.expressions import parse_expression
 from attncheck.reading.selection import (
     MAX_JUDGED_SCORES,
     TILE_TEMPLATE,
+    CaseSelection,
     NoSuchCase,
-    Selection,
     bundled_cases_folder,
     load_tile_cases,
-    read_by_address,
+    note_on_large_tiles,
+    read_cases_at_addresses,
     read_tiles,
+    select_case,
     select_cases,
-    select_one,
-    tile_note,
     tiles_in_names,
 )
 
@@ -49,7 +49,7 @@ def write_cases(path: Path, *names: str, more: str = "") -> Path:
     return path
 
 
-def ids(selection: Selection) -> list[str]:
+def ids(selection: CaseSelection) -> list[str]:
     assert not selection.faults
     return [case.id for case in selection.cases]
 
@@ -65,13 +65,13 @@ def own(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def everything(few_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Selection:
+def everything(few_files: Path, tmp_path_factory: pytest.TempPathFactory) -> CaseSelection:
     """All that is bundled."""
     return select_cases(base=tmp_path_factory.mktemp("empty"))
 
 
 def test_bundled_cases_are_read_in_a_fixed_order_and_found_under_any_of_their_names(
-    tmp_path: Path, everything: Selection, few_files: Path
+    tmp_path: Path, everything: CaseSelection, few_files: Path
 ) -> None:
     assert ids(everything) == sorted(ids(everything))
     assert {few_files.parent / case.file for case in everything.cases} == {
@@ -125,7 +125,7 @@ def test_a_folder_of_ones_own_is_read_with_its_tags_and_what_lies_below(own: Pat
         select_cases(["softmax"], tags=["my-tag"], base=tmp_path)
 
 
-def test_a_tag_chooses_the_cases_that_have_it_and_several_add_up(tmp_path: Path, everything: Selection) -> None:
+def test_a_tag_chooses_the_cases_that_have_it_and_several_add_up(tmp_path: Path, everything: CaseSelection) -> None:
     among = [case for case in everything.cases if case.file in ("cases/softmax.yaml", "cases/attention.yaml")]
     for wanted in (["axis"], ["axis", "underflow"]):
         chosen = select_cases(["softmax", "attention"], tags=wanted, base=tmp_path).cases
@@ -167,8 +167,8 @@ def test_gradients_that_cannot_be_judged_whole_are_left_out_and_what_is_no_tile_
     assert MAX_JUDGED_SCORES == MAX_ELEMENTS
     whole, large = of_tile(361), of_tile(1024)
     assert len(whole) == len(of_tile(16)) > len(large)
-    assert tile_note([361]) == ""
-    assert "--tile 362,1024: " in tile_note([361, 362, 1024])
+    assert note_on_large_tiles([361]) == ""
+    assert "--tile 362,1024: " in note_on_large_tiles([361, 362, 1024])
     assert {case.input_shapes["query"][-2] for case in large if case.operation == "attention_gradients"} == {3}
     for tile in (0, 1, 4097, -3, "x", "", "4.5", 2.0, True, None, "9" * 50, [16]):
         with pytest.raises(UsageError, match="--tile: expected a whole number from 2 to 4096, got "):
@@ -181,14 +181,14 @@ def test_cases_of_tiles_come_besides_others_by_a_glob_or_by_their_ids(tmp_path: 
     assert ids_of(select_cases(tiles=[128]).cases) == ids_of(select_cases().cases)  # those of the corpus
     by_glob = ids_of(select_cases([f"{TILE_TEMPLATE}/*-tile-12*"]).cases)
     assert by_glob == ids_of(of_tile(12)) | ids_of(of_tile(128))
-    case, _ = select_one(ONE, base=tmp_path)
+    case, _ = select_case(ONE, base=tmp_path)
     assert (case.id, case.file, case.input_shapes["query"][-2:]) == (ONE, f"cases/{TILE_TEMPLATE}.yaml", (47, 64))
     part = f"{TILE_TEMPLATE}.yaml::causal gradients (tile 48, under by over)"
-    assert select_one(part, base=tmp_path)[0].id == ONE
+    assert select_case(part, base=tmp_path)[0].id == ONE
     with pytest.raises(NoSuchCase):
-        select_one(ONE.replace("48", "5000"), base=tmp_path)
+        select_case(ONE.replace("48", "5000"), base=tmp_path)
     addresses = {each: each for each in (ONE, ONE.replace("48", "16"), "masking/gone")}
-    assert read_by_address(addresses, tmp_path).keys() == {ONE, ONE.replace("48", "16")}
+    assert read_cases_at_addresses(addresses, tmp_path).keys() == {ONE, ONE.replace("48", "16")}
     assert tiles_in_names([ONE, "*tile-64*", "x-tile-7", "atile-9", "tile-08", "tile-40960", "tile-1"]) == (48, 64, 7)
 
 
@@ -209,7 +209,7 @@ def here(tmp_path: Path) -> Path:
 @pytest.fixture
 def found(here: Path) -> Callable[..., str]:
     """Return the id of the one case that is meant."""
-    return lambda wanted, configured=(): select_one(wanted, configured, here)[0].id
+    return lambda wanted, configured=(): select_case(wanted, configured, here)[0].id
 
 
 def test_a_case_is_found_by_its_id_or_a_part_of_its_name(here: Path, found: Callable[..., str]) -> None:

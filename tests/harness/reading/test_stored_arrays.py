@@ -24,9 +24,9 @@ from attncheck.common.errors import AttncheckError, CaseError, Diagnostic
 from attncheck.common.store import Store, UnreadableEntry, digest_of
 from attncheck.reading import stored_arrays
 from attncheck.reading.case import Case, PackedCases, deserialize_cases, load_cached_case_file, serialize_cases
-from attncheck.reading.inputs import inputs_in, make_exact_inputs
+from attncheck.reading.inputs import make_exact_inputs, make_inputs
 from attncheck.reading.loader import load_case_file
-from attncheck.reading.selection import Selection, select_cases
+from attncheck.reading.selection import CaseSelection, select_cases
 
 HEAD = CASES["head of softmax"] + "  - name: The case at hand\n    inputs: {scores: SCORES}\n"
 TABLES = tables_beside(__file__)
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def select(folder: Path, scores: str, store: Store | None = None) -> Selection:
+def select(folder: Path, scores: str, store: Store | None = None) -> CaseSelection:
     (folder / "file.yaml").write_text(HEAD.replace("SCORES", scores), encoding="utf-8")
     return select_cases(["file.yaml"], base=folder, **({"store": store} if store else {}))
 
@@ -114,7 +114,7 @@ def test_a_mask_and_counts_may_lie_in_files(folder: Path) -> None:
     text = "{file: dump.npy}, mask: {file: x.npz, name: MASK}, key_lengths: {file: x.npz, name: lengths}}\n"
     text += "    operation: masking\n    options: {"
     [found] = select(folder, text.replace("MASK", "mask")).cases
-    inputs = inputs_in(found, "float32").arrays
+    inputs = make_inputs(found, "float32").arrays
     assert inputs["mask"].dtype == bool
     np.testing.assert_array_equal(inputs["mask"][0, 0], np.tri(2, 3, dtype=bool))
     assert inputs["key_lengths"].tolist() == [2]
@@ -225,7 +225,7 @@ def test_what_is_wrong_with_a_file_is_said(folder: Path, monkeypatch: pytest.Mon
         (folder / name).write_bytes(data)
         with monkeypatch.context() as patch:
             if name in ("bomb.npz", "liar.npz"):
-                patch.setattr(stored_arrays, "MAX_STORED", 16)
+                patch.setattr(stored_arrays, "MAX_STORED_NUMBERS", 16)
                 patch.setattr(stored_arrays, "_MAX_HEADER_BYTES", 100)
             found = fault(folder, f"{{file: {name}{more}}}")
         assert found.field == f"inputs.scores{'.' if field else ''}{field}"
@@ -239,7 +239,7 @@ def test_what_is_wrong_with_a_file_is_said(folder: Path, monkeypatch: pytest.Mon
     for file, message in TABLES["elsewhere"].items():
         found = fault(folder, f"{{file: {file}}}")
         assert (found.field, message in found.message) == ("inputs.scores.file", True), file
-    monkeypatch.setattr(stored_arrays, "MAX_FILE", 100)
+    monkeypatch.setattr(stored_arrays, "MAX_FILE_BYTES", 100)
     assert fault(folder, "{file: dump.npy}").message == "dump.npy has 176 bytes; expected at most 100"
 
 

@@ -22,17 +22,17 @@ from typer.testing import CliRunner
 from attncheck.asking.engine import Engine
 from attncheck.asking.question import Question
 from attncheck.attention.sampling import select_stage_rows
-from attncheck.backends import EVERYTHING, BackendEntry, Library
+from attncheck.backends import ALL_ENTRIES, BackendEntry, Library
 from attncheck.cli import app
 from attncheck.common.errors import UsageError
-from attncheck.execution.implementation_selection import find_implementation, select_callable
+from attncheck.execution.implementation_selection import find_implementation, implementation_of_callable
 from attncheck.execution.implementations import Implementation, user_entry
-from attncheck.execution.user_call import load, read_target_declarations
+from attncheck.execution.user_call import load_target, read_target_declarations
 from attncheck.execution.user_code import Target
 from attncheck.judging.judge_stages import failing_elements
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import inputs_in
+from attncheck.reading.inputs import make_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.repro import repro_script, write_scripts, writing
 from attncheck.repro.code import (
@@ -47,7 +47,7 @@ from attncheck.repro.code import (
 )
 from attncheck.repro.writing import MAX_LINES
 from attncheck.results.format import Row
-from attncheck.searching.search import element_of
+from attncheck.searching.search import describe_worst_element
 from attncheck.spec.dtypes import numpy_dtype
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -155,7 +155,7 @@ def test_of_what_no_script_can_show_none_is_written_and_why_is_said(bench: Bench
     case = bench.case("attention", ATTENTION)
     with pytest.raises(UsageError, match=r"numpy\.eager declares no float16"):
         repro_script(case, find_implementation("numpy"), "float16", (), "")
-    an_object = select_callable(lambda query, key, value: value, None, "mine")
+    an_object = implementation_of_callable(lambda query, key, value: value, None, "mine")
     with pytest.raises(UsageError, match=r"name it file\.py:function"):
         repro_script(case, an_object, "float32", (), "")
     row = Row(DRAWN, "softmax", "float32", an_object.name, "stage", "weights", "numeric")
@@ -268,7 +268,7 @@ def shortly(case: Case, kernel: Implementation, dtype: str) -> str | None:
     """Write the short form, or none where it takes more."""
     with Engine() as engine:
         found = engine.ask(kernel, Question(case, dtype))
-    text = repro_script(case, kernel, dtype, found.judgements, "", element=element_of(found) or "nothing")
+    text = repro_script(case, kernel, dtype, found.judgements, "", element=describe_worst_element(found) or "nothing")
     return text if len(text.splitlines()) <= MAX_LINES else None
 
 
@@ -288,14 +288,14 @@ def test_a_script_is_short_whatever_signature_and_padding(bench: Bench, monkeypa
             entry: Any = BackendEntry("called", "", ("numpy",), modes=(row,), default_mode=name)
         else:
             target = Target.of(f"{path}:{name}")
-            entry = user_entry(target, read_target_declarations(load(target), name), None)
+            entry = user_entry(target, read_target_declarations(load_target(target), name), None)
         kernel = Implementation(entry, name)
         with Engine() as engine:
             found = engine.ask(kernel, Question(case, "float32"))
         text = shortly(case, kernel, "float32") or ""
         assert len(text.splitlines()) <= MAX_LINES
         assert "attncheck" not in text, name
-        ends_with(1, bench.run(text), element_of(found).partition(":")[0] + " is WRONG")
+        ends_with(1, bench.run(text), describe_worst_element(found).partition(":")[0] + " is WRONG")
 
 
 # Parts: arrays, code that stands alone, and what stages are compared with
@@ -397,7 +397,7 @@ def test_a_module_that_does_more_than_define_is_refused_and_functions_are_copied
 
 
 def test_every_mode_of_every_backend_can_be_taken_apart() -> None:
-    for entry in EVERYTHING.values():
+    for entry in ALL_ENTRIES.values():
         for mode in entry.all_modes.values():
             names = {"prepare", "from_numpy", "to_numpy"} if mode.attribute is None else {mode.attribute}
             code = inline_module(mode.module, names)
@@ -451,7 +451,7 @@ def spoiled(truth: Truth, stage: str, shape: tuple[int, ...], random: np.random.
 def test_the_script_finds_wrong_what_the_judge_finds_wrong(bench: Bench, fields: str) -> None:
     for dtype in ("float32", "float16"):
         case = bench.case("attention", f"dtypes: [{dtype}]\n{BY_KIND[fields]}")
-        truth = truth_of_case(case, inputs_in(case, dtype))
+        truth = truth_of_case(case, make_inputs(case, dtype))
         random = np.random.default_rng(7)
         found = 0
         for stage in {"scores", "masked", "weights", "output"} & truth.exact.keys():

@@ -13,7 +13,7 @@ from tables import tables_beside
 from attncheck.common.errors import ResultsError, UsageError
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
-from attncheck.results.coverage import EarlyStop, Minimum, RequestedRun, is_judged, shortfall_sentences
+from attncheck.results.coverage import EarlyStop, MinimumJudged, RequestedRun, is_judged, shortfall_sentences
 from attncheck.results.format import FORMAT_VERSION, Row
 from attncheck.results.last_failed import (
     FAILED_FILE,
@@ -189,14 +189,14 @@ def test_a_minimum_is_a_number_or_a_share_of_what_was_asked() -> None:
         *(("5", 5, True), ("20%", 5, True), ("100%", 25, True), ("0", 0, True)),
         *(("5", 4, False), ("20.1%", 5, False), ("100 %", 24, False)),
     ):
-        assert Minimum.of(given, "--min-judged").is_reached(judged, 25) is is_reached, given
-    assert Minimum.of(5, "here") == Minimum.of("5", "here")
+        assert MinimumJudged.of(given, "--min-judged").is_reached(judged, 25) is is_reached, given
+    assert MinimumJudged.of(5, "here") == MinimumJudged.of("5", "here")
     for wrong in ("", "many", "-1", "101%", "1e3", "5 cases", "NaN%", True, 1.5, None, [5]):
         with pytest.raises(UsageError, match=r"^here: expected a number of cases, such as 20, or a share, .*; got "):
-            Minimum.of(wrong, "here")  # type: ignore[arg-type]
+            MinimumJudged.of(wrong, "here")  # type: ignore[arg-type]
 
 
 def test_what_falls_short_of_all_cases_or_of_those_that_are_offered_is_told() -> None:
     for judged, cases, named, minimum, offered, told in TABLES["shortfalls"]:
-        asked = RequestedRun(cases, tuple(named), Minimum.of(minimum, "") if minimum else None)
+        asked = RequestedRun(cases, tuple(named), MinimumJudged.of(minimum, "") if minimum else None)
         assert shortfall_sentences(judged, asked, offered) == told

@@ -26,7 +26,7 @@ from attncheck.reports.frames import Frames, make_frames
 from attncheck.reports.html.page import render_html
 from attncheck.reports.markdown import render_markdown
 from attncheck.reports.merge import merge_runs
-from attncheck.reports.summary import exit_code_of
+from attncheck.reports.summary import comparison_exit_code
 from attncheck.reports.write import write_report
 from attncheck.results import parts
 from attncheck.results.format import FORMAT_VERSION, ROW_SCHEMA, Row, StoredArray
@@ -173,7 +173,7 @@ def test_a_damaged_part_is_named_and_does_not_lose_the_rest(two_parts: Path) -> 
         assert "\n" not in note
         assert not run.is_complete
     frames = frames_of(two_parts)
-    assert exit_code_of(frames) == 3
+    assert comparison_exit_code(frames) == 3
     assert f"partial results: {note}" in frames.notes
     assert "; not everything could be run" in render_markdown(frames)
     assert list(frames.environments["complete"]) == [False]

@@ -27,20 +27,20 @@ from attncheck.common.errors import CaseError, OutputError, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.mutation import entry_of
-from attncheck.reading.inputs import inputs_in, problem_of
+from attncheck.reading.inputs import make_inputs, problem_from_case
 from attncheck.reading.problem import Problem
-from attncheck.reading.selection import address, select_cases, select_one
+from attncheck.reading.selection import case_address, select_case, select_cases
 from attncheck.reading.shapes import ShapeFault
 from attncheck.reports.frames import Frames, make_frames
 from attncheck.reports.merge import merge_runs
 from attncheck.results.format import SEARCH_STATE
 from attncheck.results.reader import read_runs
 from attncheck.searching.concrete import (
+    case_of_problem,
     concrete_problem,
     drawn_case_id,
     features_of,
     optional_inputs,
-    read_concrete,
     required_features,
 )
 from attncheck.searching.drawing import REGIMES
@@ -53,7 +53,7 @@ from attncheck.searching.findings import (
     symptom_of,
     write_case,
 )
-from attncheck.searching.problems import Draw, ProblemSource
+from attncheck.searching.problems import DrawSettings, ProblemSource
 from attncheck.searching.reduction import (
     cuttable_axes,
     keep_positions,
@@ -62,7 +62,7 @@ from attncheck.searching.reduction import (
     reduce_problem,
     simplicity_key,
 )
-from attncheck.searching.search import Search, SearchOver, ended_after, simplest_in_new_process
+from attncheck.searching.search import Search, SearchOver, simplest_in_new_process, stop_after
 from attncheck.searching.shapes import EDGES
 from attncheck.spec import DTYPES, MEMORY_LAYOUTS, OPERATIONS, OPTIONS
 
@@ -93,10 +93,10 @@ def write(text: str) -> None:
 
 def test_a_search_ends_when_its_time_is_over_whatever_it_waits_for() -> None:
     ended = []
-    with pytest.raises(SearchOver), ended_after(0.01, lambda: ended.append("workers")):
+    with pytest.raises(SearchOver), stop_after(0.01, lambda: ended.append("workers")):
         Event().wait(600)
     assert ended == ["workers"]
-    with ended_after(math.inf, lambda: ended.append("again")):
+    with stop_after(math.inf, lambda: ended.append("again")):
         pass
     assert ended == ["workers"]
 
@@ -187,7 +187,7 @@ def test_the_commands_of_a_report_on_a_search_find_its_cases(run: Run) -> None:
     run(*PROBLEMS)
     for case, record in frames_of("found").cases.items():
         if not case.startswith("search/"):
-            assert select_one(address(case, record["path"]))[0].id.endswith(case)
+            assert select_case(case_address(case, record["path"]))[0].id.endswith(case)
 
 
 def test_a_search_that_was_killed_at_once_goes_on_in_its_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,7 +367,7 @@ def drawn_from(count: int) -> list[DrawnProblem]:
 
 
 def problems_of(seed: int = 1, count: int = 250) -> list[Problem]:
-    source = ProblemSource(Draw(seed), DTYPES)
+    source = ProblemSource(DrawSettings(seed), DTYPES)
     return [source.problem(number) for number in range(count)]
 
 
@@ -403,7 +403,7 @@ def test_whatever_the_specification_has_is_drawn_and_soon_searched(tmp_path: Pat
     read = 0
     for number, problem in enumerate(problems[::5]):
         with suppress(CaseError):
-            read_concrete(problem, tmp_path, f"search/drawn-{number}")
+            case_of_problem(problem, tmp_path, f"search/drawn-{number}")
             read += 1
     assert read > 0.9 * len(problems[::5])
 
@@ -443,8 +443,8 @@ def test_the_call_of_every_form_of_case_comes_back(tmp_path: Path) -> None:
     assert len(cases) > 100
     for number, case in enumerate(cases):
         dtype = case.dtypes[number % len(case.dtypes)]
-        again = read_concrete(concrete_problem(case, dtype), tmp_path, f"search/one-{number}")
-        one, other = (problem_of(each, inputs_in(each, dtype)).as_call() for each in (case, again))
+        again = case_of_problem(concrete_problem(case, dtype), tmp_path, f"search/one-{number}")
+        one, other = (problem_from_case(each, make_inputs(each, dtype)).as_call() for each in (case, again))
         assert one.options == other.options, case.id
         assert one.inputs.keys() == other.inputs.keys()
         for name, array in one.inputs.items():
@@ -454,7 +454,7 @@ def test_the_call_of_every_form_of_case_comes_back(tmp_path: Path) -> None:
 
 
 def test_drawn_problems_come_back_from_their_files(tmp_path: Path) -> None:
-    source, written = ProblemSource(Draw(7), DTYPES), 0
+    source, written = ProblemSource(DrawSettings(7), DTYPES), 0
     for number in range(36):
         problem = source.problem(number)
         with suppress(CaseError, ShapeFault):  # what was drawn may not fit together
@@ -466,7 +466,7 @@ def test_drawn_problems_come_back_from_their_files(tmp_path: Path) -> None:
 
 
 def test_most_cuts_of_drawn_problems_are_cases_again(tmp_path: Path) -> None:
-    source, tried, read = ProblemSource(Draw(3), DTYPES), 0, 0
+    source, tried, read = ProblemSource(DrawSettings(3), DTYPES), 0, 0
     for number in range(25):
         problem = source.problem(number)
         for letter in cuttable_axes(problem):
@@ -474,7 +474,7 @@ def test_most_cuts_of_drawn_problems_are_cases_again(tmp_path: Path) -> None:
                 tried += 1
                 with suppress(CaseError, ShapeFault):
                     shorter = limit_counts(keep_positions(problem, {letter: np.arange(length - 1)}))
-                    read_concrete(shorter, tmp_path, f"search/cut-{tried}")
+                    case_of_problem(shorter, tmp_path, f"search/cut-{tried}")
                     read += 1
     assert tried > 100
     assert read > 0.8 * tried
