@@ -464,8 +464,12 @@ class GroupRunner(Generic[Key]):
         if self._slot.process is None and self._described is not None and isinstance(entry, UserImplementation):
             self._log.require_writable()
             self._slot.process = self._described.take(entry, self._limits.threads)
-        with self.times.of("importing"), self._starting():
-            answer = self._call_in_worker(self._limits.start_seconds, start_implementation, *what)
+        self.is_starting = True
+        try:
+            with self.times.of("importing"):
+                answer = self._call_in_worker(self._limits.start_seconds, start_implementation, *what)
+        finally:
+            self.is_starting = False
         if isinstance(answer, Failure):
             self.close()
             # What has started before may do so again: somebody may have killed it. What never has is not asked twice.
@@ -475,14 +479,6 @@ class GroupRunner(Generic[Key]):
         self.description, self._starts_left = answer, _MAX_RESTARTS
         self._slot.started.add(implementation.name)
         return None
-
-    @contextmanager
-    def _starting(self) -> Iterator[None]:
-        self.is_starting = True
-        try:
-            yield
-        finally:
-            self.is_starting = False
 
     def _call_in_worker(self, seconds: float, function: Callable[..., Answer], *arguments: object) -> Answer | Failure:
         """Call a function in the worker; what kills it becomes a failure, and the next call gets a new one."""
