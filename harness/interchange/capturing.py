@@ -58,6 +58,14 @@ _KNOWN_PARAMETERS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+_NO_CALL = (
+    "no call of {} was captured: nothing called the function that capture returned. Put it in the place from which the "
+    "model calls the original. In torch.nn.MultiheadAttention, also call "
+    "torch.backends.mha.set_fastpath_enabled(False), and pass need_weights=False to the module"
+)
+"""The warning when the captured function is dropped, or the program ends, without a call."""
+
+
 class CaptureWarning(UserWarning):
     """A call, or a part of one, was not written; the model goes on."""
 
@@ -85,7 +93,9 @@ class Capture:
         self._folder, self._layout, self._alignment = folder, layout, alignment
         self._remaining = calls
         self._lock = threading.Lock()
-        self._warn_unless_called = weakref.finalize(self, _warn_of_no_call, self.__name__, *place)
+        self._warn_unless_called = weakref.finalize(
+            self, warnings.warn_explicit, _NO_CALL.format(self.__name__), CaptureWarning, *place
+        )
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Write the call if it is one of the first, and return the result of the function."""
@@ -349,16 +359,6 @@ def _is_finite(array: Array) -> bool:
 def _abbreviate(value: Any) -> str:
     text = repr(value) if isinstance(value, int | float | str | tuple) else type(value).__name__
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _warn_of_no_call(name: str, file: str, line: int) -> None:
-    """Warn when the wrapped function is dropped, or the program ends, without a call."""
-    message = (
-        f"no call of {name} was captured: nothing called the function that capture returned. Put it in the place from "
-        "which the model calls the original. In torch.nn.MultiheadAttention, also call "
-        "torch.backends.mha.set_fastpath_enabled(False), and pass need_weights=False to the module"
-    )
-    warnings.warn_explicit(message, CaptureWarning, file, line)
 
 
 def _warn(message: str) -> None:
