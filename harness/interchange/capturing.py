@@ -93,8 +93,9 @@ class Capture:
         self._folder, self._layout, self._alignment = folder, layout, alignment
         self._remaining = calls
         self._lock = threading.Lock()
+        warning = _NO_CALL.format(self.__name__)
         self._warn_unless_called = weakref.finalize(
-            self, warnings.warn_explicit, _NO_CALL.format(self.__name__), CaptureWarning, *place
+            self, lambda: warnings.warn_explicit(warning, CaptureWarning, *place)
         )
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
