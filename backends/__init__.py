@@ -61,7 +61,7 @@ _JAX_ON_CUDA = (
         "attncheck.backends.jax_backend",
         "op by op; on a GPU",
         _TENSOR_CORE_CLASSES,
-        standard_only=True,
+        runs_only_standard_cases=True,
         device="cuda",
     ),
     Mode(
@@ -69,7 +69,7 @@ _JAX_ON_CUDA = (
         "attncheck.backends.jax_jit:JIT",
         "the eager code in jax.jit; on a GPU",
         _TENSOR_CORE_CLASSES,
-        standard_only=True,
+        runs_only_standard_cases=True,
         device="cuda",
     ),
     Library(
@@ -79,7 +79,7 @@ _JAX_ON_CUDA = (
         attribute="LIBRARY_JIT",
         classes={"float64": "native", "float32": "tf32_products", "bfloat16": "fused_bwd", "float16": "fused_bwd"},
         requires=_EQUAL_VALUE_WIDTH,
-        standard_only=True,
+        runs_only_standard_cases=True,
         device="cuda",
     ),
 )
@@ -129,7 +129,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                         name,
                         f"attncheck.backends.tensorflow_function:{attribute}",
                         f"the eager code in {compiler}{', of which only the output is returned' * is_output}",
-                        standard_only=True,
+                        runs_only_standard_cases=True,
                         folds_sequences=is_output,
                         falls_back=not name.startswith("xla"),
                     )
@@ -193,13 +193,13 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     "jit",
                     "attncheck.backends.jax_jit:JIT",
                     "the eager code in jax.jit: JAX's default mode",
-                    standard_only=True,
+                    runs_only_standard_cases=True,
                 ),
                 Mode(
                     "jit_output",
                     "attncheck.backends.jax_jit:OUTPUT",
                     "the eager code in jax.jit, of which only the output is returned",
-                    standard_only=True,
+                    runs_only_standard_cases=True,
                     folds_sequences=True,
                 ),
                 # Scores, softmax and sums in float32; weights, and in the backward pass their gradient, in 16 bits.
@@ -210,7 +210,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     attribute="LIBRARY",
                     classes=FUSED_BWD,
                     requires=_EQUAL_VALUE_WIDTH,
-                    standard_only=True,
+                    runs_only_standard_cases=True,
                 ),
                 # Compiled for a CPU it refuses float16: "The precision 'F16_F16_F32' is not supported by dot_general".
                 Library(
@@ -220,13 +220,13 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     attribute="LIBRARY_JIT",
                     classes={**NATIVE, "bfloat16": "fused_bwd"},
                     requires=_EQUAL_VALUE_WIDTH,
-                    standard_only=True,
+                    runs_only_standard_cases=True,
                 ),
                 Mode(
                     "absorbed",
                     "attncheck.backends.jax_jit:ABSORBED",
                     f"{ABSORBED}; in jax.jit",
-                    standard_only=True,
+                    runs_only_standard_cases=True,
                 ),
             ),
             device_modes=_JAX_ON_CUDA,

@@ -77,18 +77,17 @@ class Fallback:
 class Mode:
     """One way to compute attention in a framework: what is judged, under the name framework.mode.
 
-    ``module`` has functions of ``contract.py``, in itself or, with ``attribute``, in an object of that name, which
-    may be given as ``module:attribute``.
-    ``classes`` declares the rounding model per dtype (``docs/numerics.md``, section 3); a dtype that is not there is
-    unsupported. ``conventions`` declares what a mode without the keyword means on purpose: what a row without a key
-    gives (``empty_rows``: zero, uniform or nan). ``description`` is one line for people. ``package`` is the
-    distribution whose version is the mode's, where that is not the framework's first. ``holds_scores`` tells whether
-    the score matrix is ever in memory whole, or its kernel takes it in tiles: then it is asked for sequences of any
-    length. ``requires`` declares the shapes that it takes alone; calls are padded to them (``docs/how-to/kernel.md``).
-    ``own_process`` keeps it out of the process in which the framework's other modes run, because it configures the
-    framework otherwise. ``standard_only`` asks it by default for the standard cases alone
-    (``planning.plan``), because it compiles each separately. One that ``folds_sequences`` has no function for
-    sequences that lie one after the other: it is asked for attention with one mask for all of them. ``device`` is
+    ``module`` has functions of ``contract.py``, in itself or, with ``attribute``, in an object of that name, which may
+    be given as ``module:attribute``. ``classes`` declares the rounding model per dtype (``docs/numerics.md``, section
+    3); a dtype that is not there is unsupported. ``conventions`` declares what a mode without the keyword means on
+    purpose: what a row without a key gives (``empty_rows``: zero, uniform or nan). ``description`` is one line for
+    people. ``package`` is the distribution whose version is the mode's, where that is not the framework's first.
+    ``stores_all_scores`` tells whether the score matrix is ever in memory whole, or its kernel takes it in tiles: then
+    it is asked for sequences of any length. ``requires`` declares the shapes that it takes alone; calls are padded to
+    them (``docs/how-to/kernel.md``). ``own_process`` keeps it out of the process in which the framework's other modes
+    run, because it configures the framework otherwise. ``runs_only_standard_cases`` asks it by default for the standard
+    cases alone (``planning.plan``), because it compiles each separately. One that ``folds_sequences`` has no function
+    for sequences that lie one after the other: it is asked for attention with one mask for all of them. ``device`` is
     where its tensors lie, such as ``cuda``; empty for the processor. ``environment`` is set in its worker besides the
     framework's. Where ``falls_back`` is false, the framework's ``fallback`` is not the mode's.
     """
@@ -100,10 +99,10 @@ class Mode:
     conventions: Mapping[str, DeclaredConvention] = field(default_factory=dict)
     attribute: str | None = None
     package: str | None = None
-    holds_scores: bool = True
+    stores_all_scores: bool = True
     requires: Mapping[str, object] = field(default_factory=dict)
     own_process: bool = False
-    standard_only: bool = False
+    runs_only_standard_cases: bool = False
     folds_sequences: bool = False
     device: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -172,9 +171,9 @@ class BackendEntry:
     package is a mere folder of modules, or is imported under another name. Of what others wrote, ``hints`` are for its
     author, and ``distributions`` are the versions of what it imports. ``requirement`` is the oldest release that is
     supported, and ``pythons`` those releases of Python for which the framework has a build that is tested.
-    ``eager_compiles`` is set where the eager mode is ``standard_only`` as well. ``device_modes`` are those on an
-    accelerator, which run only where somebody names them with their device (``torch.sdpa@cuda``, ``'torch.*@cuda'``).
-    ``fallback`` says how it rounds on processors without what its fast products need.
+    ``eager_compiles`` is set where the eager mode is ``runs_only_standard_cases`` as well. ``device_modes`` are those
+    on an accelerator, which run only where somebody names them with their device (``torch.sdpa@cuda``,
+    ``'torch.*@cuda'``). ``fallback`` says how it rounds on processors without what its fast products need.
     """
 
     name: str
@@ -219,7 +218,7 @@ class BackendEntry:
             self.module,
             "modular code, one operation after the other",
             self.classes,
-            standard_only=self.eager_compiles,
+            runs_only_standard_cases=self.eager_compiles,
         )
         return {mode.name: mode for mode in ((eager, *self.modes) if self.module else self.modes)}
 

@@ -93,7 +93,7 @@ class Family:
     neutral: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def says_causal(self) -> str:
+    def causal_argument(self) -> str:
         """Return what makes a call causal, as a call has it."""
         return f"{self.causal}=True" if self.causal else f'{self.mask}="{self.causal_mask}"'
 

@@ -52,7 +52,7 @@ _TRITON = Mode(
     "attncheck.backends.triton_attention",
     "a fused kernel in Triton, by its tutorial's algorithm; in Triton's interpreter",
     classes={"float32": "native", "float16": "fused"},
-    holds_scores=False,
+    stores_all_scores=False,
     folds_sequences=True,
     environment={"TRITON_INTERPRET": "1"},
 )
@@ -68,7 +68,7 @@ _BLOCKS_OF_TPU = {"query_length_multiple": 128, "key_length_multiple": 128}
 # and so does gpu/paged_attention.py; tpu/flash_attention.py, p.astype(v.dtype) and ds.T.astype(do.dtype);
 # splash_attention_kernel.py keeps its weights in float32 and has ds.astype(k.dtype), but its callers store the scaled
 # query before.
-_pallas = partial(Mode, holds_scores=False, standard_only=True)
+_pallas = partial(Mode, stores_all_scores=False, runs_only_standard_cases=True)
 _PALLAS = (
     _pallas(
         "gpu_mha",
@@ -127,7 +127,9 @@ _SOFTCAP_BEHIND_BIAS = {
     )
 }
 
-_on_jax = partial(Library, family="keras", module="attncheck.backends.jax_jit:LIBRARY_JIT", standard_only=True)
+_on_jax = partial(
+    Library, family="keras", module="attncheck.backends.jax_jit:LIBRARY_JIT", runs_only_standard_cases=True
+)
 """A call that is compiled."""
 
 LIBRARIES: Mapping[str, BackendEntry] = {
@@ -166,7 +168,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 "attncheck.backends.onnxruntime_attention:GQA",
                 "com.microsoft.GroupQueryAttention",
                 classes={"float32": "native", "float16": "fused"},
-                holds_scores=False,
+                stores_all_scores=False,
                 requires={"width_multiple": 8, "value_width": "equal"},
                 folds_sequences=True,
             ),
@@ -276,7 +278,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                     # On a CPU it refuses float16: "The precision 'F16_F16_F32' is not supported by dot_general".
                     classes={"float32": "native", "bfloat16": "fused_bwd"},
                     conventions=_SOFTCAP_BEHIND_BIAS,
-                    standard_only=True,
+                    runs_only_standard_cases=True,
                 )
                 for implementation in ("xla", "xla_chunked")
             ),
@@ -333,7 +335,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 classes={"float32": "native", "bfloat16": "fused_bwd"},
                 requires=_EQUAL_VALUE_WIDTH,
                 own_process=True,
-                standard_only=True,
+                runs_only_standard_cases=True,
                 environment={"KERAS_BACKEND": "jax"},
             ),
         ),
@@ -367,7 +369,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 module="attncheck.backends.torch_sdpa:LIBRARY",
                 classes=FUSED_BWD,
                 conventions=_ZERO_ROWS_OF_TORCH,
-                holds_scores=False,
+                stores_all_scores=False,
             ),
             Library(
                 "flex",
@@ -393,7 +395,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                     module="attncheck.backends.torch_sdpa:LIBRARY",
                     classes=classes,
                     conventions=_ZERO_ROWS_OF_TORCH,
-                    holds_scores=kernel == "math",
+                    stores_all_scores=kernel == "math",
                     requires=requires,
                 )
                 for kernel, classes, differs, requires in (
@@ -468,7 +470,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                         "fused",
                         True,
                         "which calls scaled_dot_product_attention",
-                        {"classes": FUSED_BWD, "conventions": _ZERO_ROWS_OF_TORCH, "holds_scores": False},
+                        {"classes": FUSED_BWD, "conventions": _ZERO_ROWS_OF_TORCH, "stores_all_scores": False},
                     ),
                     # timm/layers/attention.py: the query is scaled and stored, and so are scores and weights.
                     ("eager", False, "with set_fused_attn(False)", {"classes": EAGER_PRE}),
@@ -487,7 +489,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 attribute="TINYGRAD",
                 # tinygrad/mixin/rand.py and op.py: scores are stored, and so are weights. bfloat16 needs clang 17.
                 classes={**NATIVE, "float16": "eager"},
-                standard_only=True,
+                runs_only_standard_cases=True,
             ),
             environment={"DEV": "CPU", "PARALLEL": "0"},  # compilers in processes of their own would outlive ours
         ),
@@ -508,7 +510,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 "the attention interface sdpa, with masks of masking_utils",
                 classes=FUSED_BWD,
                 conventions=_ZERO_ROWS_OF_TORCH,
-                holds_scores=False,
+                stores_all_scores=False,
             ),
             # Scores and softmax are float32, and weights are cast to the query's dtype before they meet the values
             # (torch/_higher_order_ops/flex_attention.py, math_attention). Compiled, each shape and mask takes most

@@ -45,7 +45,7 @@ def _sdpa_mode(name: str, function: str, kernel: str) -> Library:
         module="attncheck.backends.torch_sdpa:LIBRARY",
         classes=FUSED_BWD,
         conventions=_ZERO_ROWS,
-        holds_scores=False,
+        stores_all_scores=False,
     )
 
 
@@ -55,7 +55,7 @@ TORCH_MODES: tuple[Mode, ...] = (
         "attncheck.backends.torch_compile:COMPILED",
         "torch.compile of the eager code",
         own_process=True,
-        standard_only=True,
+        runs_only_standard_cases=True,
         folds_sequences=True,
     ),
     # Eager in 16 bits, too: what is not rewritten stores its scores.
@@ -68,13 +68,13 @@ TORCH_MODES: tuple[Mode, ...] = (
         module="attncheck.backends.torch_compile:OUTPUT",
         classes=EAGER,
         own_process=True,
-        standard_only=True,
+        runs_only_standard_cases=True,
     ),
     _sdpa_mode("sdpa", "picked", "the kernel that torch picks"),
     replace(
         _sdpa_mode("sdpa_math", "math", "its math kernel, which keeps float32 between 16-bit ends"),
         classes=FUSED,
-        holds_scores=True,
+        stores_all_scores=True,
     ),
     _sdpa_mode("sdpa_flash", "flash", "its flash kernel, which refuses what it cannot compute"),
     Mode(
@@ -115,9 +115,9 @@ TORCH_MODES: tuple[Mode, ...] = (
         "nn.attention.flex_attention in torch.compile: one kernel, made for its masks and scores",
         classes={"float32": "native", "bfloat16": "fused", "float16": "fused"},
         conventions=_ZERO_ROWS_OF_FLEX,
-        holds_scores=False,
+        stores_all_scores=False,
         own_process=True,
-        standard_only=True,
+        runs_only_standard_cases=True,
     ),
     Mode(
         "mha",

@@ -273,7 +273,7 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "xpass_of_what_need_not_happen",
         "harness/judging/xfail.py",
-        "if number not in self.happened and self.expected_failures[number].must_happen",
+        "if number not in self.happened and self.expected_failures[number].must_still_happen",
         "if number not in self.happened",
         "an entry that may happen fails a run in which it does not",
         "harness/judging/test_xfail.py",

@@ -35,7 +35,7 @@ class Call:
     group: int
     """The number of query heads that share a head of keys."""
 
-    def but(self, **options: Any) -> Call:
+    def with_changes(self, **options: Any) -> Call:
         """Return the call with other options."""
         return replace(self, options=replace(self.options, **options))
 
@@ -304,7 +304,7 @@ class CausalityDropsLengths(Right):
     @classmethod
     def allowed(cls, call: Call) -> Array:
         """Let causality stand for all."""
-        return super().allowed(call.but(key_lengths=None) if call.options.is_causal else call)
+        return super().allowed(call.with_changes(key_lengths=None) if call.options.is_causal else call)
 
 
 class WindowNeedsAMask(Right):
@@ -313,7 +313,7 @@ class WindowNeedsAMask(Right):
     @classmethod
     def allowed(cls, call: Call) -> Array:
         """Return early without a mask."""
-        return super().allowed(call.but(window=None) if call.options.mask is None else call)
+        return super().allowed(call.with_changes(window=None) if call.options.mask is None else call)
 
 
 class WindowOnBothSides(Right):
@@ -323,7 +323,7 @@ class WindowOnBothSides(Right):
     def allowed(cls, call: Call) -> Array:
         """Take the left end for both."""
         window = call.options.window
-        return super().allowed(call if window is None else call.but(window=(window[0], window[0])))
+        return super().allowed(call if window is None else call.with_changes(window=(window[0], window[0])))
 
 
 class LongKeysLoseTheMiddle(Right):
@@ -346,7 +346,7 @@ class DecodeDropsTheOldestKey(Right):
         window = call.options.window
         if call.queries > 1 or window is None or not window[0]:
             return super().allowed(call)
-        return super().allowed(call.but(window=(window[0] - 1, window[1])))
+        return super().allowed(call.with_changes(window=(window[0] - 1, window[1])))
 
 
 class LongestLengthForAll(Right):
@@ -356,7 +356,9 @@ class LongestLengthForAll(Right):
     def allowed(cls, call: Call) -> Array:
         """Take the largest length."""
         lengths = call.options.key_lengths
-        return super().allowed(call if lengths is None else call.but(key_lengths=np.full_like(lengths, lengths.max())))
+        return super().allowed(
+            call if lengths is None else call.with_changes(key_lengths=np.full_like(lengths, lengths.max()))
+        )
 
 
 class CausalityByGroupsOfFour(Right):
@@ -467,7 +469,7 @@ class PrefillDropsTheSoftcap(Right):
     @classmethod
     def logits(cls, call: Call) -> Array:
         """Cap decode steps alone."""
-        return super().logits(call.but(softcap=None) if call.queries > 1 else call)
+        return super().logits(call.with_changes(softcap=None) if call.queries > 1 else call)
 
 
 class WindowDropsTheSinks(Right):
@@ -476,7 +478,7 @@ class WindowDropsTheSinks(Right):
     @classmethod
     def sink(cls, call: Call) -> Part:
         """Leave the sinks out beside a window."""
-        return super().sink(call if call.options.window is None else call.but(sinks=None))
+        return super().sink(call if call.options.window is None else call.with_changes(sinks=None))
 
 
 class HiddenTilesCountTheSinkTwice(Right):

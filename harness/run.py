@@ -394,7 +394,7 @@ class _CaseRun:
 
 def _names_with_standard_cases(chosen: ImplementationSelection) -> set[str]:
     """Return the names of those that are asked, by default, for the standard cases alone."""
-    return {item.name for item in chosen.implementations if item.standard_only}
+    return {item.name for item in chosen.implementations if item.runs_only_standard_cases}
 
 
 def _plan_sentence(
@@ -443,7 +443,7 @@ def _max_workers(groups: Sequence[WorkerGroup], limits: Limits) -> int:
     if runs_several_frameworks(groups, limits.workers):
         frameworks = {group.process for group in groups if group.imports_framework}
         return min(limits.workers, max(processors, len(frameworks)))
-    compiles = any(group.implementation.standard_only for group in groups)
+    compiles = any(group.implementation.runs_only_standard_cases for group in groups)
     takes_all = compiles or len(processes) > processors
     return min(limits.workers, processors if takes_all else max(1, processors // 2))
 

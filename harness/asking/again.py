@@ -66,7 +66,7 @@ def ask_again(
         earlier: The failure that a check reported.
         say: Called with a progress message before a long step.
     """
-    fresh = engine.ask_in_new_process(implementation, question)
+    fresh = engine.run_in_new_process(implementation, question)
     if earlier is None or fresh.fails:
         return fresh
     preceding = earlier.preceding()
@@ -158,7 +158,7 @@ class _Attempts:
         if self.failing and (self.remaining <= 0 or time.monotonic() > self.until):
             return None
         self.remaining -= 1
-        answer = self.engine.ask_in_new_process(self.implementation, self.question, calls)
+        answer = self.engine.run_in_new_process(self.implementation, self.question, calls)
         if answer.fails:
             self.failing.append(answer)
         return answer.fails

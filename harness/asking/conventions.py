@@ -64,7 +64,8 @@ class ConventionQuestion:
     """A call with its meanings; the first one is the meaning in attncheck's cases, if it ``is_in_cases``.
 
     ``declaration`` maps the words of a meaning to the convention and value by which a function declares it, if it can.
-    ``from_the_end`` is the call for a function whose keywords count from the last query and key: its second meaning.
+    ``call_counted_from_end`` is the call for a function whose keywords count from the last query and key: its second
+    meaning.
     """
 
     name: str
@@ -74,7 +75,7 @@ class ConventionQuestion:
     stage: str = "output"
     declaration: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     is_in_cases: bool = True
-    from_the_end: Problem | None = None
+    call_counted_from_end: Problem | None = None
 
     def counted_from_the_end(self, causal: str) -> ConventionQuestion:
         """Return the question for a function whose causality and windows count from the last query and key.
@@ -82,10 +83,10 @@ class ConventionQuestion:
         Those of the contract count from the first ones. ``causal`` is the function's keyword for causality.
         """
         asked = replace(self, asks=self.asks.replace("is_causal", causal))
-        if self.from_the_end is None:
+        if self.call_counted_from_end is None:
             return asked
         first, second, *others = self.meanings
-        return replace(asked, call=self.from_the_end, meanings=(second, first, *others))
+        return replace(asked, call=self.call_counted_from_end, meanings=(second, first, *others))
 
     @property
     def expected(self) -> str:
@@ -100,7 +101,9 @@ def _random_normal(seed: int, *shape: int) -> Array:
 def _make_call(queries: int, keys: int, *, heads: int = 2, key_heads: int | None = None, batch: int = 1) -> Problem:
     shape = batch, key_heads or heads, keys, WIDTH
     query = _random_normal(1, batch, heads, queries, WIDTH)
-    return Problem("attention", {}, {}).but(query=query, key=_random_normal(2, *shape), value=_random_normal(3, *shape))
+    return Problem("attention", {}, {}).with_changes(
+        query=query, key=_random_normal(2, *shape), value=_random_normal(3, *shape)
+    )
 
 
 def _parse_mask(rows: str) -> Array:
@@ -113,60 +116,66 @@ def _causal_mask(queries: int, keys: int, offset: int) -> Array:
 
 
 def _make_question(
-    name: str, asks: str, call: Problem, words: str, meant: Problem | None = None, from_the_end: Problem | None = None
+    name: str,
+    asks: str,
+    call: Problem,
+    words: str,
+    meant: Problem | None = None,
+    call_counted_from_end: Problem | None = None,
 ) -> ConventionQuestion:
     """Return a question whose first meaning is the call itself or another one, and whose others are readings."""
     readings = [
         CallMeaning(text, problems_read_as(reading, call)[0]) for reading, text in READINGS_BY_QUESTION[name].items()
     ]
     meanings = (CallMeaning(words, meant or call), *readings)
-    return ConventionQuestion(name, asks, call, meanings, from_the_end=from_the_end)
+    return ConventionQuestion(name, asks, call, meanings, call_counted_from_end=call_counted_from_end)
 
 
 def _causality_questions() -> list[ConventionQuestion]:
     few, many = _make_call(3, 5), _make_call(5, 3)
-    past = _make_call(3, 3).but(
+    past = _make_call(3, 3).with_changes(
         past_key=_random_normal(4, 1, 2, 2, WIDTH), past_value=_random_normal(5, 1, 2, 2, WIDTH)
     )
     causal, corner = {"is_causal": True}, "the corner is {}"
     top, bottom, ignored = corner.format("top left"), corner.format("bottom right"), "causality is left out"
-    later = many.but(mask=_causal_mask(5, 3, -2))
-    masked = _make_call(4, 4).but(mask=_parse_mask("1011 1101 0111 1011"))
+    later = many.with_changes(mask=_causal_mask(5, 3, -2))
+    masked = _make_call(4, 4).with_changes(mask=_parse_mask("1011 1101 0111 1011"))
     both = masked.inputs["mask"] & _causal_mask(4, 4, 0)
     return [
         _make_question(
             "causal, more keys than queries",
             "which keys a query sees with is_causal",
-            few.but(causal),
+            few.with_changes(causal),
             top,
-            few.but(mask=_causal_mask(3, 5, 0)),
-            from_the_end=few.but(mask=_causal_mask(3, 5, 2)),
+            few.with_changes(mask=_causal_mask(3, 5, 0)),
+            call_counted_from_end=few.with_changes(mask=_causal_mask(3, 5, 2)),
         ),
         ConventionQuestion(
             "causal, more queries than keys",
             "which keys a query sees with is_causal",
-            many.but(causal),
+            many.with_changes(causal),
             (
-                CallMeaning(top, many.but(mask=_causal_mask(5, 3, 0))),
+                CallMeaning(top, many.with_changes(mask=_causal_mask(5, 3, 0))),
                 *(
-                    CallMeaning(f"{bottom}, without a key: {value}", later.but({"empty_rows": value}))
+                    CallMeaning(f"{bottom}, without a key: {value}", later.with_changes({"empty_rows": value}))
                     for value in sorted(EMPTY_ROWS, key=DEFAULT_EMPTY_ROWS.__ne__)
                 ),
                 CallMeaning(ignored, many),
             ),
             declaration={f"{bottom}, without a key: {value}": ("corner", "bottom_right") for value in EMPTY_ROWS},
-            from_the_end=later,
+            call_counted_from_end=later,
         ),
         ConventionQuestion(
             "causal, after a past",
             "where queries stand with is_causal, past_key and past_value",
-            past.but(causal),
+            past.with_changes(causal),
             (
-                CallMeaning("after the past", past.but(mask=_causal_mask(3, 5, 2))),
-                CallMeaning("at the first key of the past", past.but(mask=_causal_mask(3, 5, 0))),
+                CallMeaning("after the past", past.with_changes(mask=_causal_mask(3, 5, 2))),
+                CallMeaning("at the first key of the past", past.with_changes(mask=_causal_mask(3, 5, 0))),
                 CallMeaning(ignored, past),
                 CallMeaning(
-                    "the past is left out", past.but(past_key=None, past_value=None, mask=_causal_mask(3, 3, 0))
+                    "the past is left out",
+                    past.with_changes(past_key=None, past_value=None, mask=_causal_mask(3, 3, 0)),
                 ),
             ),
             is_in_cases=False,  # they pass a mask
@@ -174,19 +183,19 @@ def _causality_questions() -> list[ConventionQuestion]:
         _make_question(
             "causal, with a mask",
             "which keys a query sees with is_causal and a mask",
-            masked.but(causal),
+            masked.with_changes(causal),
             "keys that both allow",
-            masked.but(mask=both),
+            masked.with_changes(mask=both),
         ),
     ]
 
 
 def _mask_questions() -> list[ConventionQuestion]:
-    masked = _make_call(3, 4).but(mask=_parse_mask("1011 1100 0110"))
-    biased = _make_call(3, 4).but(bias=_random_normal(6, 1, 2, 3, 4))
-    empty = _make_call(3, 4).but(mask=_parse_mask("1011 0000 0110"))
-    unmasked = empty.but(mask=_parse_mask("1011 1111 0110"))
-    lengths = _make_call(3, 5, batch=2).but(key_lengths=np.array([2, 4]))
+    masked = _make_call(3, 4).with_changes(mask=_parse_mask("1011 1100 0110"))
+    biased = _make_call(3, 4).with_changes(bias=_random_normal(6, 1, 2, 3, 4))
+    empty = _make_call(3, 4).with_changes(mask=_parse_mask("1011 0000 0110"))
+    unmasked = empty.with_changes(mask=_parse_mask("1011 1111 0110"))
+    lengths = _make_call(3, 5, batch=2).with_changes(key_lengths=np.array([2, 4]))
     words = {"zero": "0", "uniform": "the mean of all values", "nan": "NaN"}
     return [
         _make_question("mask", "what true means in a mask", masked, "may attend"),
@@ -196,7 +205,7 @@ def _mask_questions() -> list[ConventionQuestion]:
             "what the output is",
             empty,
             (
-                *(CallMeaning(words[value], empty.but({"empty_rows": value})) for value in words),
+                *(CallMeaning(words[value], empty.with_changes({"empty_rows": value})) for value in words),
                 CallMeaning("as if nothing were masked", unmasked),
             ),
             declaration={text: ("empty_rows", value) for value, text in words.items()},
@@ -207,9 +216,12 @@ def _mask_questions() -> list[ConventionQuestion]:
 
 def _option_questions() -> list[ConventionQuestion]:
     plain = _make_call(3, 4)
-    window, across = _make_call(6, 6).but({"window": (2, 0)}), _make_call(3, 6).but({"window": (1, 1)})
-    capped = _make_call(3, 4).but({"softcap": 1.0}, bias=_random_normal(6, 1, 2, 3, 4))
-    hidden = _make_call(3, 4).but({"softcap": 1.0}, mask=_parse_mask("1011 1100 0110"))
+    window, across = (
+        _make_call(6, 6).with_changes({"window": (2, 0)}),
+        _make_call(3, 6).with_changes({"window": (1, 1)}),
+    )
+    capped = _make_call(3, 4).with_changes({"softcap": 1.0}, bias=_random_normal(6, 1, 2, 3, 4))
+    hidden = _make_call(3, 4).with_changes({"softcap": 1.0}, mask=_parse_mask("1011 1100 0110"))
     grouped = _make_call(3, 4, heads=4, key_heads=2)
     return [
         _make_question(
@@ -217,9 +229,9 @@ def _option_questions() -> list[ConventionQuestion]:
             "what the scores are multiplied by",
             plain,
             "1/sqrt(D)",
-            plain.but({"scale": WIDTH**-0.5}),
+            plain.with_changes({"scale": WIDTH**-0.5}),
         ),
-        _make_question("scale, of 0", "what the scores are multiplied by", plain.but({"scale": 0.0}), "0"),
+        _make_question("scale, of 0", "what the scores are multiplied by", plain.with_changes({"scale": 0.0}), "0"),
         _make_question("softcap, with a bias", "what is capped", capped, "the scores before the bias"),
         _make_question("softcap, with a mask", "what is capped", hidden, "the scores before the mask"),
         _make_question("window (2, 0)", "how many keys a query sees", window, "its own and two before"),
@@ -228,14 +240,16 @@ def _option_questions() -> list[ConventionQuestion]:
             "where the first query stands",
             across,
             "at the first key",
-            from_the_end=across.but({"window": None}, mask=_causal_mask(3, 6, 4) & ~_causal_mask(3, 6, 1)),
+            call_counted_from_end=across.with_changes(
+                {"window": None}, mask=_causal_mask(3, 6, 4) & ~_causal_mask(3, 6, 1)
+            ),
         ),
         _make_question("grouped heads", "which key head query head h takes", grouped, "h // (H / Hkv)"),
     ]
 
 
 def _statistics_questions() -> list[ConventionQuestion]:
-    plain, empty = _make_call(3, 4), _make_call(3, 4).but(mask=_parse_mask("1011 0000 0110"))
+    plain, empty = _make_call(3, 4), _make_call(3, 4).with_changes(mask=_parse_mask("1011 0000 0110"))
     constants = (("-inf", -np.inf), ("0", 0.0), ("+inf", np.inf), ("NaN", np.nan))
     return [
         ConventionQuestion(
@@ -245,7 +259,7 @@ def _statistics_questions() -> list[ConventionQuestion]:
             (
                 CallMeaning("e", plain),
                 CallMeaning("2", plain, factor=float(np.log(2))),
-                CallMeaning("e, of scores without a scale", plain.but({"scale": 1.0})),
+                CallMeaning("e, of scores without a scale", plain.with_changes({"scale": 1.0})),
             ),
             stage="log_sum_exp",
         ),
@@ -255,7 +269,7 @@ def _statistics_questions() -> list[ConventionQuestion]:
             empty,
             (
                 *(CallMeaning(words, constant=constant, rows=slice(1, 2)) for words, constant in constants),
-                CallMeaning("as if nothing were masked", empty.but(mask=_parse_mask("1011 1111 0110"))),
+                CallMeaning("as if nothing were masked", empty.with_changes(mask=_parse_mask("1011 1111 0110"))),
             ),
             stage="log_sum_exp",
         ),
@@ -264,13 +278,13 @@ def _statistics_questions() -> list[ConventionQuestion]:
 
 def _hidden_number_questions() -> Iterable[ConventionQuestion]:
     """Yield the questions about a number at key 2, which is masked for every query."""
-    masked = _make_call(3, 4).but(mask=_parse_mask("1101 1001 0101"))
+    masked = _make_call(3, 4).with_changes(mask=_parse_mask("1101 1001 0101"))
     meanings = (CallMeaning("nothing", masked), CallMeaning("it makes the output NaN", constant=np.nan))
     for name in ("key", "value"):
         for words, number in (("NaN", np.nan), ("infinity", np.inf)):
             array = masked.inputs[name].copy()
             array[..., 2, :] = number
-            call = masked.but(None, **{name: array})
+            call = masked.with_changes(None, **{name: array})
             # Cases leave the result open.
             yield ConventionQuestion(f"{words} in a masked {name}", "what it does", call, meanings, is_in_cases=False)
 
@@ -404,7 +418,7 @@ def measure_all_conventions(
     """
     family = FAMILIES.get(getattr(implementation.entry, "signature", ""))
     if family is not None and family.corner == "bottom right":
-        questions = [question.counted_from_the_end(family.says_causal) for question in questions]
+        questions = [question.counted_from_the_end(family.causal_argument) for question in questions]
     chosen = most_exact_dtype(implementation, dtype)
     with closing(WorkerPool(limits, probes_state=False)) as workers:
         runner = workers.worker_for(implementation, chosen)
@@ -416,7 +430,7 @@ def _measure_question(
     question: ConventionQuestion, implementation: Implementation, dtype: str, runner: GroupRunner[Any]
 ) -> MeasuredConvention:
     known = {option[0]: option for option in question.declaration.values()}
-    others = {name: value for name, value in implementation.reads_calls_as.items() if name not in known}
+    others = {name: value for name, value in implementation.declared_readings.items() if name not in known}
     call = rewrite_for_conventions(question.call, others)  # a declared convention is measured only by its own question
     if call is None:
         return MeasuredConvention(

@@ -60,7 +60,7 @@ class Engine:
         """Run one question on a worker that is kept for the next one."""
         return self.judge(implementation, question, self.compute(implementation, question))
 
-    def ask_in_new_process(
+    def run_in_new_process(
         self, implementation: Implementation, question: Question, preceding: Sequence[Question] = ()
     ) -> Answer:
         """Run one question in a new process, after the preceding calls.

@@ -106,7 +106,7 @@ def introduced_bounds(
     if "masked" in before and problem.fill is None:
         # What the implementation itself masked says who is attended to, rightly or not.
         problem = problem.without_mask()
-    starts = {name: problem.with_added(name, as_float64(returned[name])) for name in nodes & before}
+    starts = {name: problem.with_added_key(name, as_float64(returned[name])) for name in nodes & before}
     with np.errstate(all="ignore"):
         values = value_walk(
             problem, {**starts, **_known_values(problem, {name: as_float64(exact[name]) for name in exact})}
@@ -120,7 +120,7 @@ def introduced_bounds(
 
 def _known_values(problem: Computation, exact: Mapping[str, Real]) -> dict[str, Any]:
     """Return the values of nodes that exact stages determine."""
-    known: dict[str, Any] = {name: problem.with_added(name, array) for name, array in exact.items()}
+    known: dict[str, Any] = {name: problem.with_added_key(name, array) for name, array in exact.items()}
     is_plain = not problem.added_keys and problem.options.get("lse_base") != "2"
     if is_plain and {"weights", "log_sum_exp"} <= exact.keys():
         known["exponentials"] = Softmax(exact["weights"], exact["log_sum_exp"])
@@ -129,7 +129,7 @@ def _known_values(problem: Computation, exact: Mapping[str, Real]) -> dict[str, 
 
 def _drop_added_key(state: ErrorState, problem: Computation, stage: str) -> ErrorState:
     """Leave out the key that is added."""
-    return state.mapped(partial(problem.without_added, stage)) if problem.added_keys else state
+    return state.mapped(partial(problem.without_added_key, stage)) if problem.added_keys else state
 
 
 def prepare_for_bounds(problem: Computation) -> Computation:

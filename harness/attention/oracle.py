@@ -129,7 +129,7 @@ def exact_from_returned(
     if problem.operation in OPERATIONS_SUMMING_QUERIES:
         return None
     needed = nearest_returned_stages(problem, returned, stages[0])
-    whole = {name: problem.with_added(name, returned[name]) for name in needed}
+    whole = {name: problem.with_added_key(name, returned[name]) for name in needed}
     taken = {name: problem.as_predecessor(name, array, stages[0]) for name, array in whole.items()}
     usable = {name: array for name, array in taken.items() if array is not None}
     if len(usable) < len(needed):
@@ -200,7 +200,7 @@ def _try_by_rows(parts: Sequence[Computation], stages: Sequence[str]) -> dict[st
             elif stage == "log_sum_exp":
                 shape = shape[:-1]
             shaped = enclosure if shape == enclosure.shape else enclosure.reshaped(shape)
-            pieces[stage].append(shaped.mapped(partial(part.without_added, stage)) if part.added_keys else shaped)
+            pieces[stage].append(shaped.mapped(partial(part.without_added_key, stage)) if part.added_keys else shaped)
         shared = {name: walk.nodes[name] for name in _STAGES_WITHOUT_QUERIES if name in walk.nodes}
     return {stage: _concatenate(stage, enclosures) for stage, enclosures in pieces.items()}
 
@@ -244,7 +244,7 @@ def needs_key_blocks(problem: Problem, stages: Collection[str]) -> bool:
         needs_none
         and graph_of(Computation.as_given(problem))["output"].operands == ("weights", "value")
         and options.get("mask_fill") is None
-        and not any(spec.adds_key and name in inputs for name, spec in OPERATIONS[operation].inputs.items())
+        and not any(spec.adds_a_key and name in inputs for name, spec in OPERATIONS[operation].inputs.items())
     )
     return needs_none and count_scores(operation, options, inputs) > MIN_ELEMENTS
 

@@ -31,7 +31,7 @@ _CANONICAL_OPERATIONS = [operation for operation in OPERATIONS.values() if not o
 _INPUT_SPECS: Mapping[str, InputSpec] = {
     name: spec for operation in _CANONICAL_OPERATIONS for name, spec in operation.inputs.items()
 }
-_INPUTS_THAT_ADD_KEY = tuple(name for name, spec in _INPUT_SPECS.items() if spec.adds_key)
+_INPUTS_THAT_ADD_KEY = tuple(name for name, spec in _INPUT_SPECS.items() if spec.adds_a_key)
 _KEY_AXES: Mapping[str, int] = {
     **{"key": -2, "value": -2, "mask": -1},
     **{name: spec.axes.index("T") - len(spec.axes) for name, spec in FOLDED_INPUTS.items() if "T" in spec.axes},
@@ -63,8 +63,8 @@ class Computation(Problem):
     tanh.) The radius of a stage is compared with this sum.
 
     The last ``added_keys`` (one or none) are not keys of the case: a key of zeros with a value of zeros represents an
-    input that ``adds_key``. Outside the oracle and the bounds, no stage has this key (``without_added``). A problem
-    that ``is_wide`` is for bounds, in float64.
+    input that ``adds_a_key``. Outside the oracle and the bounds, no stage has this key (``without_added_key``). A
+    problem that ``is_wide`` is for bounds, in float64.
     """
 
     rows: NDArray[np.intp] = field(kw_only=True)
@@ -194,7 +194,7 @@ class Computation(Problem):
         broadcast = np.broadcast_to(array, (*shape[:-1], shape[-1] - self.added_keys))
         return _append_constant(broadcast, -1, self.added_keys, 0) if self.added_keys else broadcast
 
-    def with_added(self, stage: str, array: NDArray[Any]) -> NDArray[Any]:
+    def with_added_key(self, stage: str, array: NDArray[Any]) -> NDArray[Any]:
         """Append the added key to a stage, as zeros: no later step uses its numbers."""
         axis = key_axis(stage) if self.added_keys else None
         return array if axis is None else _append_constant(array, axis, self.added_keys, 0)
@@ -204,7 +204,7 @@ class Computation(Problem):
         """The number of keys without the one that is added; what is projected has that behind the projection."""
         return _count_keys(self.inputs) - self._keys_added_to_input
 
-    def without_added(self, stage: str, array: NDArray[Any]) -> NDArray[Any]:
+    def without_added_key(self, stage: str, array: NDArray[Any]) -> NDArray[Any]:
         """Return a stage without the key that is added; flags of one for all keys stay."""
         axis = key_axis(stage) if self.added_keys else None
         if axis is None:

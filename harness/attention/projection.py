@@ -55,21 +55,21 @@ def projection_step(name: str) -> Step:
         projected: Real = problem.array(name) @ problem.array(f"{name}_weight")
         if f"{name}_bias" in problem.inputs:
             projected = projected + problem.inputs[f"{name}_bias"]
-        return problem.with_added(name, split_heads(projected, problem.heads_of(name)))
+        return problem.with_added_key(name, split_heads(projected, problem.heads_of(name)))
 
     def error(at: ErrorContext) -> Operand:
         inputs, bias = at.problem.inputs, at.problem.inputs.get(f"{name}_bias")
-        weight, merged = inputs[f"{name}_weight"], merge_heads(at.problem.without_added(name, at.value))
+        weight, merged = inputs[f"{name}_weight"], merge_heads(at.problem.without_added_key(name, at.value))
         flat, heads = bound_linear_layer(Operand(inputs[name]), weight, bias, merged, at.rounding), at.value.shape[1]
-        return Operand(at.value, *(at.problem.with_added(name, split_heads(part, heads)) for part in flat.errors))
+        return Operand(at.value, *(at.problem.with_added_key(name, split_heads(part, heads)) for part in flat.errors))
 
     def radius(around: RadiusContext, _: Real) -> Real:
         per_head = split_heads(_linear_radius(around, around.ball(name), name), around.problem.heads_of(name))
-        return around.problem.with_added(name, per_head)
+        return around.problem.with_added_key(name, per_head)
 
     def reach(known: ReachContext) -> Flags:
         flags = split_heads(_linear_reach(known, known.flags[name], name), known.problem.heads_of(name))
-        return known.problem.with_added(name, flags)
+        return known.problem.with_added_key(name, flags)
 
     return Step(exact, error, radius, reach=reach, value=value)
 

@@ -97,7 +97,7 @@ def approximate_stages(plain: Problem) -> dict[str, Any]:
     walk = value_walk(problem)
     with np.errstate(all="ignore"):
         return {
-            stage: problem.without_added(stage, walk.node(stage))
+            stage: problem.without_added_key(stage, walk.node(stage))
             for stage in computed_stages(problem.operation, problem.options, problem.inputs)
         }
 

@@ -155,7 +155,7 @@ def _write_scripts(drawn: Search, implementation: Implementation, limits: Limits
         try:
             case, _ = select_case(str(path))
             with Engine(limits) as engine:
-                answer = engine.ask_in_new_process(implementation, Question(case, finding.dtype))
+                answer = engine.run_in_new_process(implementation, Question(case, finding.dtype))
             command = shell_command(["python", str(script)])
             failing = (case, implementation, finding.dtype, answer.judgements, finding.element)
             text = repro_script(*failing, command=command, element=finding.element)

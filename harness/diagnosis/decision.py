@@ -77,7 +77,7 @@ def evidence_of(findings: Findings, stage: str, operation: str) -> Evidence:
 def match_of(alternative: AppliedReading, stage: str) -> Match:
     """Return the fit of a reading to a case, in words for the first failing stage of the case."""
     description, unsure = (text.format(stage=stage) for text in (alternative.description, alternative.unsure))
-    kind = alternative.stage, alternative.verdict.value, alternative.its_answer
+    kind = alternative.stage, alternative.verdict.value, alternative.answer_key
     return Match(
         alternative.name, description, *kind, unsure, alternative.is_fitted, alternative.factor, alternative.shared
     )
@@ -288,7 +288,7 @@ class Findings:
         if (named := self.named) is None:
             return None
         return NAME_SEPARATOR.join(
-            sorted({reading.name for reading in self.matches if reading.its_answer == named.its_answer})
+            sorted({reading.name for reading in self.matches if reading.answer_key == named.answer_key})
         )
 
     @property
@@ -297,7 +297,7 @@ class Findings:
 
         A result that is right under another convention gets the verdict ``semantic``, even if a mistake fits, too.
         """
-        answers = {match.its_answer: match for match in reversed(self.matches)}
+        answers = {match.answer_key: match for match in reversed(self.matches)}
         if not answers:
             return None
         if len(answers) == 1:
@@ -309,7 +309,7 @@ class Findings:
         convention = next((match for match in self.matches if match.verdict is Verdict.SEMANTIC), None)
         if convention is None:
             return None
-        others = [match.description for match in answers.values() if match.its_answer != convention.its_answer][::-1]
+        others = [match.description for match in answers.values() if match.answer_key != convention.answer_key][::-1]
         description = f"{convention.description} (or {', or '.join(others)}: this case does not tell them apart)"
         return replace(convention, description=description)
 

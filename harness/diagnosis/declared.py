@@ -28,7 +28,9 @@ def truth_for_implementation(
     store: Store = NO_STORE,
 ) -> Truth:
     """Return the exact answer of a case under an implementation's conventions, for the stages that it ``returned``."""
-    return truth_under_declared_conventions(truth_of_case(case, inputs, returned, store), implementation.reads_calls_as)
+    return truth_under_declared_conventions(
+        truth_of_case(case, inputs, returned, store), implementation.declared_readings
+    )
 
 
 def truth_under_declared_conventions(truth: Truth, conventions: Mapping[str, str]) -> Truth:
@@ -66,11 +68,11 @@ def problem_under_conventions(problem: Problem, conventions: Mapping[str, str]) 
         for option in conventions.items():
             if option[0] in applied:
                 continue
-            rows = (row for row in ALL_READINGS if row.option == option and row.before_lowering is is_before)
+            rows = (row for row in ALL_READINGS if row.option == option and row.changes_called_operation is is_before)
             forms = (
                 form
                 for row in rows
-                for form in replace(row, before_lowering=False).of_problem(called)
+                for form in replace(row, changes_called_operation=False).of_problem(called)
                 if not (form.replacement or form.stage_aliases) and (option[0] != "scale" or form.shared)
             )
             if form := next(forms, None):

@@ -160,7 +160,7 @@ def _add_fill_to_scores(problem: Problem) -> ReadingForm | None:
     if kept is None or np.isneginf(problem.inputs.get("bias", np.zeros(1))).any():
         return None
     bias = np.where(kept, 0.0, float(plain.options.get("mask_fill", -np.inf))) + problem.inputs.get("bias", 0.0)
-    unmasked = plain.but({"is_causal": None, "mask_fill": None}, mask=None, bias=bias)
+    unmasked = plain.with_changes({"is_causal": None, "mask_fill": None}, mask=None, bias=bias)
     return ReadingForm(unmasked, _fill_words(problem), stage_aliases={"masked": "biased"})
 
 
@@ -209,7 +209,7 @@ def _change_fill(change: Callable[[float], float]) -> Change:
 
 def _ignored_reading(name: str, spec: InputSpec | OptionSpec) -> Reading:
     """Return the reading in which an input or option has no effect."""
-    stage = spec.first_stage if isinstance(spec, InputSpec) else str(spec.asks_for)
+    stage = spec.first_stage if isinstance(spec, InputSpec) else str(spec.requested_stage)
 
     def change(problem: Problem) -> Problem | ReadingForm:
         if isinstance(spec, OptionSpec):
@@ -224,7 +224,7 @@ def _ignored_reading(name: str, spec: InputSpec | OptionSpec) -> Reading:
         return problem.with_inputs(**{name: np.full_like(problem.inputs[name], spec.neutral)})
 
     called = spec.called or name
-    verb = "are" if isinstance(spec, InputSpec) and (spec.whole or spec.adds_key) else "is"
+    verb = "are" if isinstance(spec, InputSpec) and (spec.whole or spec.adds_a_key) else "is"
     slug = called.removeprefix("the ").replace(" ", "-")
     return Reading(f"{slug}-ignored", f"{called} {verb} ignored", change, name, stage)
 
@@ -386,7 +386,7 @@ def _has_sequences(called: Problem) -> bool:
 
 
 _SEQUENCE_READINGS = tuple(
-    replace(reading, change=when_applicable(_has_sequences, reading.change), before_lowering=True)
+    replace(reading, change=when_applicable(_has_sequences, reading.change), changes_called_operation=True)
     for reading in (
         convention_reading("aligned-top-left",
                    "{subject} is aligned top-left in each sequence; the case means its last query and key",
@@ -535,20 +535,21 @@ ALL_READINGS: Sequence[Reading] = sorted(
 """All readings except those of rows without a key, conventions first."""
 
 
-def applicable_readings(problem: Problem, *, before_lowering: bool = False) -> Iterator[AppliedReading]:
+def applicable_readings(problem: Problem, *, changes_called_operation: bool = False) -> Iterator[AppliedReading]:
     """Yield the readings that apply to a problem, conventions first.
 
-    If ``before_lowering``, the problem is a call, and only the readings of calls apply; their problems are lowered.
+    If ``changes_called_operation``, the problem is a call, and only the readings of calls apply; their problems are
+    lowered.
     """
     for reading in ALL_READINGS:
-        if reading.before_lowering is before_lowering:
+        if reading.changes_called_operation is changes_called_operation:
             yield from reading.of_problem(problem)
 
 
 def readings_named(name: str, problem: Problem) -> Iterator[AppliedReading]:
     """Yield the readings of a name that make another problem of a problem, with all stages and without NaN rows."""
     of_rows = other_empty_row_conventions(problem) if name.startswith("empty-rows-") else ()
-    rows = (reading for reading in ALL_READINGS if reading.name == name and not reading.before_lowering)
+    rows = (reading for reading in ALL_READINGS if reading.name == name and not reading.changes_called_operation)
     for alternative in (*(form for row in rows for form in row.of_problem(problem)), *of_rows):
         is_problem = alternative.replacement is None and not alternative.stage_aliases
         if alternative.name == name and is_problem and alternative.empty_rows != "nan":

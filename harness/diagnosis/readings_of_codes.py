@@ -165,7 +165,7 @@ _KEY_AND_VALUE_READINGS = tuple(
 )
 
 CODE_READINGS: Sequence[Reading] = tuple(
-    replace(reading, before_lowering=True)
+    replace(reading, changes_called_operation=True)
     for reading in (
         *_KEY_AND_VALUE_READINGS,
         Reading("key-scale-of-next-key", "the scale of the next key is taken", _take_scales("key_scale", "keys", NEXT),

@@ -473,7 +473,7 @@ _MERGE_READINGS = tuple(
 
 VECTOR_READINGS: Mapping[str, Sequence[Reading]] = {
     "Norms of queries and keys": _NORM_READINGS,
-    "Latent vectors": tuple(replace(reading, before_lowering=True) for reading in _LATENT_READINGS),
+    "Latent vectors": tuple(replace(reading, changes_called_operation=True) for reading in _LATENT_READINGS),
     "Codes and their scales": CODE_READINGS,
     "Heads and projections": _HEAD_READINGS,
     "Merging parts": _MERGE_READINGS,

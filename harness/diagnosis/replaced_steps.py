@@ -79,7 +79,7 @@ class ReplacedStepContext:
         problem = self.stages.wide_computation
         if problem.added_keys:
             states = {
-                name: state.mapped(partial(problem.with_added, name)) if isinstance(state, Elementwise) else state
+                name: state.mapped(partial(problem.with_added_key, name)) if isinstance(state, Elementwise) else state
                 for name, state in states.items()
             }
         values = value_walk(problem, {name: state.value for name, state in states.items()})
@@ -87,9 +87,15 @@ class ReplacedStepContext:
 
     def returned_stages(self, walk: Walk, stages: Iterable[str]) -> ApproximateStages:
         """Return stages of a walk, in the form in which implementations return them."""
-        without_added, states = self.stages.computation.without_added, {stage: walk.node(stage) for stage in stages}
+        without_added_key, states = (
+            self.stages.computation.without_added_key,
+            {stage: walk.node(stage) for stage in stages},
+        )
         return {
-            stage: (without_added(stage, state.value), without_added(stage, state.bound(self.rounding).max_error))
+            stage: (
+                without_added_key(stage, state.value),
+                without_added_key(stage, state.bound(self.rounding).max_error),
+            )
             for stage, state in states.items()
         }
 
@@ -143,7 +149,7 @@ class ReplacedStepContext:
             if logits_stage in self.truth.exact:
                 state = walk.node(logits_stage)
                 both = state.value, state.max_error + np.zeros_like(state.value)
-                shown, error = (self.stages.computation.without_added(logits_stage, array) for array in both)
+                shown, error = (self.stages.computation.without_added_key(logits_stage, array) for array in both)
                 results[logits_stage] = shown, error
         if self.stages.canonical.operation == "scoring":
             return results

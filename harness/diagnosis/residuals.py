@@ -202,7 +202,7 @@ class CaseReadings:
         """All readings: conventions first, then mistakes and steps."""
         called, problem = self.truth.judged.called, self.truth.judged.problem
         if called is not problem:  # readings of the call first: the lowered problem has options that no case sets
-            return (*applicable_readings(called, before_lowering=True), *applicable_readings(problem))
+            return (*applicable_readings(called, changes_called_operation=True), *applicable_readings(problem))
         call = as_delivered(problem)
         mask = call.inputs.get("mask")
         if mask is None or mask is problem.inputs.get("mask"):

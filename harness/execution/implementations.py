@@ -57,9 +57,9 @@ class Implementation:
         return self.entry.mode_named(self.mode)
 
     @property
-    def standard_only(self) -> bool:
+    def runs_only_standard_cases(self) -> bool:
         """Return whether it is asked, unless all cases are asked for, for the standard ones alone."""
-        return self.in_part or self.declared.standard_only
+        return self.in_part or self.declared.runs_only_standard_cases
 
     @property
     def is_padded(self) -> bool:
@@ -101,7 +101,7 @@ class Implementation:
         return {self.entry.framework: 1.0, **device, **self.entry.resources}
 
     @property
-    def reads_calls_as(self) -> Mapping[str, str]:
+    def declared_readings(self) -> Mapping[str, str]:
         """Return the conventions that it declares, of ``spec.DECLARABLE``, in the order in which they are applied."""
         conventions = self.declared.conventions
         return {name: conventions[name].value for name in DECLARABLE if name in conventions}
@@ -281,7 +281,14 @@ class UserImplementation(BackendEntry):
         # Its version is the version of its distribution. A user's file has none, and does not get the framework's.
         package = next(iter(self.distributions), None) if target.program else self.home or next(same_name, self.name)
         mode = Mode(
-            name, self.module, where, self.classes, conventions, package=package, holds_scores=False, device=self.device
+            name,
+            self.module,
+            where,
+            self.classes,
+            conventions,
+            package=package,
+            stores_all_scores=False,
+            device=self.device,
         )
         return {name: mode}
 

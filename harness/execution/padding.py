@@ -105,7 +105,7 @@ def pad_call(implementation: Implementation, problem: Problem) -> PaddedCall | F
         return None
     requirements = Requirements.of(declared)
     specs = problem.specs
-    blocks = {name for name in problem.inputs if specs[name].of_blocks}
+    blocks = {name for name in problem.inputs if specs[name].is_per_block}
     input_shapes = {name: array.shape for name, array in problem.inputs.items() if name not in blocks}
     shapes = unpacked_shapes(problem.options, input_shapes)
     lengths = bind_axes(specs, shapes, problem.options.get("heads"), problem.options.get("kv_heads"))
@@ -116,7 +116,7 @@ def pad_call(implementation: Implementation, problem: Problem) -> PaddedCall | F
         if longer and (blocks or shapes != input_shapes):
             kept = "codes that share bytes or scales of blocks keep their widths and lengths"
             raise InexactError(f"cannot be padded: {kept}")
-        for convention in implementation.reads_calls_as:
+        for convention in implementation.declared_readings:
             if _AXIS_DEPENDENT_CONVENTIONS.get(convention, frozenset()) & longer.keys():
                 message = f"cannot be padded: it declares {convention}, by which a padded call is read otherwise"
                 raise InexactError(message)
@@ -128,7 +128,7 @@ def pad_call(implementation: Implementation, problem: Problem) -> PaddedCall | F
 
 def _pad_call_with_mask(implementation: Implementation, problem: Problem) -> PaddedCall | Failure:
     """Turn the sequences of a problem into a mask, and pad the call of the other function."""
-    if names := [name for name in _SEQUENCE_CONVENTIONS if name in implementation.reads_calls_as]:
+    if names := [name for name in _SEQUENCE_CONVENTIONS if name in implementation.declared_readings]:
         return Failure("unsupported", f"takes no sequences, and a mask in their place says no {names[0]}")
     folded = problem.without_layout()
     description = f"a block mask ({len(problem.inputs['cu_seqlens_k']) - 1} sequences)"

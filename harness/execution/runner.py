@@ -216,9 +216,9 @@ class WorkerGroup:
         """A name for logs: the implementation and its dtypes."""
         return f"{self.implementation.name}-{'-'.join(self.dtypes)}"
 
-    def is_asked_for(self, dtype: str, *, in_standard: bool) -> bool:
+    def runs_case(self, dtype: str, *, in_standard: bool) -> bool:
         """Return whether it serves a dtype, and others do not stand for the case that is meant."""
-        return dtype in self.dtypes and (in_standard or not self.implementation.standard_only)
+        return dtype in self.dtypes and (in_standard or not self.implementation.runs_only_standard_cases)
 
     @property
     def is_bundled(self) -> bool:
@@ -260,7 +260,7 @@ def refuse_too_many_scores(mode: Mode, problem: Problem, most: int) -> Failure |
     Counted are the stages of their shape that the operation computes, each of which modular code returns. Scores that
     are given as inputs are there already.
     """
-    if not mode.holds_scores or "query" not in problem.inputs:
+    if not mode.stores_all_scores or "query" not in problem.inputs:
         return None
     elements = count_scores(problem.operation, problem.options, problem.inputs)
     computed = set(STAGES_ON_SCORES).intersection(computed_stages(problem.operation, problem.options, problem.inputs))
@@ -446,7 +446,7 @@ class GroupRunner(Generic[Key]):
         if name not in self._slot.started and (failure := self._start_implementation()) is not None:
             return failure
         seconds = self._limits.case_seconds
-        if self.group.implementation.declared.standard_only:
+        if self.group.implementation.declared.runs_only_standard_cases:
             seconds += self._limits.start_seconds  # it compiles first, which says nothing of the code that is judged
         answer = self._call_in_worker(seconds, evaluate_and_measure, name, problem, str(self._log.path))
         if isinstance(answer, Failure):

@@ -132,7 +132,7 @@ def changed_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """
     for name, value in problem.options.items():
         if value is True:
-            yield name, problem.but({name: None})
+            yield name, problem.with_changes({name: None})
         elif isinstance(value, list | tuple):  # edges of a window, of which some may be open
             wider = type(value)(None if edge is None else edge + 1 for edge in value)
             yield name, problem.with_options(**{name: wider})

@@ -355,7 +355,9 @@ class _JudgingQueue:
     def add(self, unit: Unit, outcomes: Mapping[str, Outcome]) -> None:
         """Judge a unit, here or in a process."""
         case = self._plan.case(unit)
-        if (result := self._judge.of_failures(case, unit.dtype, outcomes)) is not None:  # before any inputs are drawn
+        if (
+            result := self._judge.judge_failures_only(case, unit.dtype, outcomes)
+        ) is not None:  # before any inputs are drawn
             self._write_result(result)
             return
         with self._times.of("drawing inputs"):
@@ -435,12 +437,12 @@ def _process_key(together: _SharingRunners) -> tuple[str, ...]:
 
 
 def _runs_unit(runner: GroupRunner[Unit], unit: Unit) -> bool:
-    return runner.group.is_asked_for(unit.dtype, in_standard=unit.in_standard)
+    return runner.group.runs_case(unit.dtype, in_standard=unit.in_standard)
 
 
 def _needs_no_compilation(together: _SharingRunners) -> bool:
     """Return whether none of these compiles each case separately."""
-    return not any(runner.group.implementation.standard_only for runner in together)
+    return not any(runner.group.implementation.runs_only_standard_cases for runner in together)
 
 
 def _close_runners(runners: _SharingRunners) -> None:

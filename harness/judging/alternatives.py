@@ -66,7 +66,7 @@ class AppliedReading(ReadingForm):
     factor: float | None = None
 
     @property
-    def its_answer(self) -> str:
+    def answer_key(self) -> str:
         """The key of its answer, by which alternatives are compared: by default its name."""
         return self.answer or self.name
 
@@ -90,7 +90,7 @@ class Reading:
     ``says`` is the message; words in braces depend on the case, and {stage} is the stage that shows it. ``change``
     makes the problem under the reading from a case that has the input or option ``of``. They differ from ``stage`` on,
     unless the form has another stage. The verdict is ``semantic`` for a convention, which is used on purpose, and
-    ``numeric`` for a mistake. A reading ``before_lowering`` is one of the called operation.
+    ``numeric`` for a mistake. A reading ``changes_called_operation`` is one of the called operation.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Reading:
     of: str = ""
     stage: str = "masked"
     verdict: Verdict = Verdict.NUMERIC
-    before_lowering: bool = False
+    changes_called_operation: bool = False
 
     @property
     def is_convention(self) -> bool:
@@ -122,7 +122,7 @@ class Reading:
             if form.replacement is None and not form.stage_aliases and are_same_problem(form.problem, problem):
                 continue
             yield self.alternative(
-                replace(form, problem=form.problem.without_layout()) if self.before_lowering else form
+                replace(form, problem=form.problem.without_layout()) if self.changes_called_operation else form
             )
 
     def alternative(self, form: ReadingForm, **more: Any) -> AppliedReading:

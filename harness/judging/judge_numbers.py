@@ -44,7 +44,7 @@ _DOCUMENT_PRECISIONS = ("float64", "float32")
 
 def flag_misses(target: ComparisonTarget, numbers: PrintedArray) -> Flags:
     """Flag printed numbers that the exact answer itself misses; none without an exact answer."""
-    slack = numbers.open_towards(target.exact) + target.max_shift
+    slack = numbers.radius_towards(target.exact) + target.max_shift
     # The exact numbers are rounded to float64 here, and so are the printed ones.
     rounding = 2 * np.spacing(np.abs(numbers.value))
     missed: Flags = absolute_difference(target.exact, numbers.value) > slack + rounding
@@ -299,7 +299,7 @@ class _NumberComparison:
         value = compared.value
         difference, odd = absolute_difference(value, numbers.value), differing_nonfinite(value, numbers.value)
         missed_by_truth = flag_misses(compared.target, numbers) & (compared.expected.basis == "printed")
-        return cls(compared, numbers, difference, odd, numbers.open_towards(value), missed_by_truth, compared.open)
+        return cls(compared, numbers, difference, odd, numbers.radius_towards(value), missed_by_truth, compared.open)
 
     @cached_property
     def allowed(self) -> Array:

@@ -64,7 +64,7 @@ class StageJudgement:
         return Tier.WARNING in {measured.tier for measured in (self.accumulated, self.introduced) if measured}
 
     @property
-    def goes_wrong_here(self) -> bool:
+    def is_at_fault(self) -> bool:
         """True if this stage itself is at fault, not one before it."""
         if self.verdict is Verdict.AGREE:
             return False
@@ -122,7 +122,7 @@ def well_formed_stages(truth: Truth, stages: Mapping[str, Array], shapes: Mappin
 def first_faulty_stage(judgements: list[StageJudgement]) -> str:
     """Return the first stage that is itself at fault; empty if none is."""
     failing = [judgement for judgement in judgements if judgement.verdict.exit_code]
-    at_fault = [judgement.stage for judgement in failing if judgement.goes_wrong_here]
+    at_fault = [judgement.stage for judgement in failing if judgement.is_at_fault]
     return next(iter(at_fault), failing[0].stage if failing else "")
 
 

@@ -169,7 +169,7 @@ class UndefinedRows:
             known["query"] = elements
         problem = Computation.of(self.problem)
         reached = reach_walk_from(problem, known).node(stage)
-        return np.broadcast_to(problem.without_added(stage, reached), shape)
+        return np.broadcast_to(problem.without_added_key(stage, reached), shape)
 
     def _nan_and_open_elements(self, stage: str, shape: Shape) -> tuple[Flags, Flags]:
         """Flag the elements of a stage that are exactly NaN, and those without an exact answer."""
@@ -485,13 +485,13 @@ def flag_nonfinite(name: str, array: Array) -> Flags:
 def _stage_flags(walk: Walk, problem: Computation) -> dict[str, Flags]:
     """Return the flags of every stage, in shapes that broadcast to the stages' own."""
     stages = computed_stages(problem.operation, problem.options, problem.inputs)
-    return {stage: problem.without_added(stage, walk.node(stage)) for stage in stages}
+    return {stage: problem.without_added_key(stage, walk.node(stage)) for stage in stages}
 
 
 def stages_reached_by_scores(plain: Problem, scores: Flags) -> dict[str, Flags]:
     """Follow flags of scores, (B, H, Lq, T), to every later stage, in shapes that broadcast to the stages'."""
     problem = Computation.of(plain)
-    known = {stage: problem.with_added(stage, scores) for stage in ("scores", "raw_scores")}
+    known = {stage: problem.with_added_key(stage, scores) for stage in ("scores", "raw_scores")}
     return _stage_flags(reach_walk_from(problem, known), problem)
 
 

@@ -108,7 +108,7 @@ class Judge:
     def _concerning_failures(self, name: str, case: Case, dtype: str) -> list[ExpectedFailure]:
         return [item for item in self.expected_failures if item.is_about(name) and item.concerns(name, case.id, dtype)]
 
-    def of_failures(self, case: Case, dtype: str, collected: Mapping[str, Outcome]) -> UnitResult | None:
+    def judge_failures_only(self, case: Case, dtype: str, collected: Mapping[str, Outcome]) -> UnitResult | None:
         """Return the result of ``judge`` for a unit without any stage or array to keep; None for any other unit."""
         if case.is_document or any(isinstance(outcome, Computed) for outcome in collected.values()):
             return None
@@ -138,7 +138,7 @@ class Judge:
 
     def declared_conventions(self, name: str) -> Mapping[str, str]:
         """Return the conventions that an implementation declares, except for queries without a key."""
-        return next(item.reads_calls_as for item in self.implementations if item.name == name)
+        return next(item.declared_readings for item in self.implementations if item.name == name)
 
     def _should_keep_arrays(self, case: Case, rows: Sequence[Row]) -> bool:
         return self.keep_all_arrays or case.is_document or has_failure(rows)
@@ -152,7 +152,7 @@ class Judge:
         concerning = {name: self._concerning_failures(name, case, dtype) for name in asked}
         known = {name: known_empty_rows(item, concerning[name], case.id, dtype) for name, item in asked.items()}
         expected = {name: entries for name, entries in concerning.items() if entries}
-        conventions = {name: dict(item.reads_calls_as) for name, item in asked.items() if item.reads_calls_as}
+        conventions = {name: dict(item.declared_readings) for name, item in asked.items() if item.declared_readings}
         return _EvaluatedUnit(case, dtype, inputs, outcomes, classes, known, expected, conventions)
 
     def _ordered_outcomes(self, dtype: str, collected: Mapping[str, Outcome]) -> dict[str, Outcome]:

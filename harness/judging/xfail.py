@@ -204,7 +204,7 @@ class ExpectedFailureRecord:
         return [
             _make_xpass_row(self.expected_failures[number], row)
             for number, row in sorted({**unable, **self.judged}.items())
-            if number not in self.happened and self.expected_failures[number].must_happen
+            if number not in self.happened and self.expected_failures[number].must_still_happen
         ]
 
     def _entry_for(self, row: Row) -> ExpectedFailure | None:

@@ -445,7 +445,7 @@ for _operation in OPERATIONS.values():
             _register_fault(_operation.name, f"{_name}_{_fault.name}",
                             f"the {_as_words(_name)} of {_what} {_fault.defect}",
                 kernel.change_argument(_operation.function, _name, _fault.change),
-                _spec.asks_for or _operation.stages[0], (_operation.name, _name))
+                _spec.requested_stage or _operation.stages[0], (_operation.name, _name))
     for _stage in returned_stages(_operation):
         _register_fault(_operation.name, f"{_stage}_rounded_to_eight_bits",
             f"the {_as_words(_stage)} of {_what} is stored in bfloat16",

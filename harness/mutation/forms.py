@@ -76,7 +76,7 @@ class ReadingFault:
 
     def everywhere(self) -> Steps:
         """Return this fault for every function of its reading: before keys and values are laid out, or after."""
-        is_lowered = {reading.before_lowering for reading in _READINGS_BY_NAME[self.reading]}
+        is_lowered = {reading.changes_called_operation for reading in _READINGS_BY_NAME[self.reading]}
         return {
             function: replace(self, function=function)
             for function, (operation, _) in OPERATION_OF_FUNCTION.items()
@@ -88,9 +88,9 @@ class ReadingFault:
         problem = self._problem(*arrays, **keywords)
         is_lowered = OPERATIONS[problem.operation].is_lowered
         for reading in _READINGS_BY_NAME[self.reading]:
-            if reading.before_lowering is not is_lowered:
+            if reading.changes_called_operation is not is_lowered:
                 continue
-            for form in replace(reading, before_lowering=False).of_problem(problem):
+            for form in replace(reading, changes_called_operation=False).of_problem(problem):
                 called = form.problem.as_call()
                 taken = {"score", *_SIGNATURES[self.function].parameters}
                 if form.replacement is None and taken >= {*called.inputs, *called.options} and self.where(problem):

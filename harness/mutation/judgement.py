@@ -74,7 +74,7 @@ def judge_stage_result(judgement: StageJudgement, got: Array, exact: Enclosure |
         tier = str(judgement.verdict)
     ratio = max((float(item.ratio) for item in measured), default=None)
     rejected = {} if exact is None else rejected_by_rules(got, exact.high, dtype)
-    return StageResult(judgement.stage, tier, judgement.goes_wrong_here, ratio, **rejected)
+    return StageResult(judgement.stage, tier, judgement.is_at_fault, ratio, **rejected)
 
 
 class VariantRow(NamedTuple):

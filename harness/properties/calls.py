@@ -184,11 +184,11 @@ def _pad_keys(problem: Problem) -> Iterator[PropertyVariant]:
         mask = problem.inputs.get("mask", np.ones((1, 1, 1, keys), np.bool_))
         broadcast = np.broadcast_to(mask, (*mask.shape[:-1], keys))
         added = np.zeros((*mask.shape[:-1], _ADDED), np.bool_)
-        masked = longer.but(mask=np.concatenate([broadcast, added], axis=-1) & allowed)
+        masked = longer.with_changes(mask=np.concatenate([broadcast, added], axis=-1) & allowed)
         yield PropertyVariant("keys added with a mask", (FurtherCall("with keys that are masked", masked),))
     if "key_lengths" in problem.specs:
         lengths = problem.inputs.get("key_lengths", np.full(lengths_by_letter(problem)["B"], keys, np.int64))
-        cut = longer.but(key_lengths=lengths)
+        cut = longer.with_changes(key_lengths=lengths)
         yield PropertyVariant("keys added with lengths", (FurtherCall("with keys beyond the lengths", cut),))
 
 
@@ -309,7 +309,7 @@ def _compute_in_chunks(problem: Problem, cuts: NDArray[np.intp], description: st
         past: dict[str, Array | None] = {
             f"past_{name}": np.ascontiguousarray(problem.inputs[name][:, :, :first]) for name in ("key", "value")
         }
-        chunk = part.but({"alignment": None}, **(past if first else {}))
+        chunk = part.with_changes({"alignment": None}, **(past if first else {}))
         calls.append(FurtherCall(f"queries {first} to {last - 1} behind {first} keys", chunk))
     return PropertyVariant(description, tuple(calls), concatenate_along(problem, "Lq"))
 
@@ -358,7 +358,9 @@ def values_scaled(problem: Problem) -> Sequence[AnyVariant]:
             for name, values in scaled.items()
         ):
             continue  # a value would be beyond the range of the dtype, or tiny
-        variants.append(_single_call_variant(f"values times 2^{exponent}", problem.but(**scaled), factor=1 / factor))
+        variants.append(
+            _single_call_variant(f"values times 2^{exponent}", problem.with_changes(**scaled), factor=1 / factor)
+        )
     if not variants:
         raise NotApplicable(f"no power of two leaves all values in the range of {problem.dtype}")
     return variants
@@ -378,7 +380,7 @@ def scores_shifted(problem: Problem) -> Sequence[AnyVariant]:
         shifted = round_to(exact, problem.dtype)
         if not np.array_equal(shifted.astype(np.float64), exact):
             raise NotApplicable(f"the bias with a number added is no number of {problem.dtype}")
-        variants.append(_single_call_variant(f"scores shifted {description}", problem.but(bias=shifted)))
+        variants.append(_single_call_variant(f"scores shifted {description}", problem.with_changes(bias=shifted)))
     return variants
 
 
@@ -395,7 +397,7 @@ def poison_nan(problem: Problem) -> Sequence[AnyVariant]:
 def _poison_with(problem: Problem, kind: str) -> Sequence[AnyVariant]:
     if "block_table" in problem.inputs:
         inputs = poison_unused_keys({"poison": kind}, problem.inputs, problem.dtype)
-        call = FurtherCall("with unused slots of pages poisoned", problem.but(**inputs), problem)
+        call = FurtherCall("with unused slots of pages poisoned", problem.with_changes(**inputs), problem)
         return (PropertyVariant("unused slots of pages", (call,), nan_may_spread=kind == "nan"),)
     require_operation(problem, *_POISONABLE_OPERATIONS)
     value = np.nan if kind == "nan" else min(_LARGE_POISON, largest_number(problem.dtype))
@@ -441,7 +443,7 @@ def _poison_variant(
             array = problem.inputs[name].copy()
             array[np.broadcast_to(poisoned_keys[:, np.newaxis, :, np.newaxis], array.shape)] = value
             inputs[name] = array
-    call = FurtherCall(f"with {description}", problem.but(**inputs), problem)
+    call = FurtherCall(f"with {description}", problem.with_changes(**inputs), problem)
     compared = {"output": rows[..., np.newaxis]}
     return PropertyVariant(description, (call,), compared=compared, nan_may_spread=bool(np.isnan(value)))
 
@@ -503,7 +505,7 @@ def output_buffer(problem: Problem) -> Sequence[AnyVariant]:
     call = call_returning(problem)
     numbers = {name: array for name, array in problem.inputs.items() if problem.specs[name].is_number}
     nan = {name: np.full_like(array, np.nan) for name, array in numbers.items() if array.dtype.name != "float8_e5m2"}
-    poisonous = call_returning(problem.but(**nan))
+    poisonous = call_returning(problem.with_changes(**nan))
     freed = Session((SessionStep(call), SessionStep(call, nan_memory=True)))
     called = Session((SessionStep(call), SessionStep(poisonous, returns=False), SessionStep(call)))
     return (
@@ -523,7 +525,7 @@ def outputs_independent(problem: Problem) -> Sequence[AnyVariant]:
     """Compare the output of a call before and after the next calls; it must not be memory of an input."""
     numbers = {name: array for name, array in problem.inputs.items() if problem.specs[name].is_number}
     halved = call_returning(
-        problem.but(**{name: multiply_by_power_of_two(array, 0.5) for name, array in numbers.items()})
+        problem.with_changes(**{name: multiply_by_power_of_two(array, 0.5) for name, array in numbers.items()})
     )
     steps = (SessionStep(call_returning(problem), stays=True), SessionStep(halved, returns=False, times=2))
     return (SessionVariant("the output after the next calls", Session(steps), problem=problem),)

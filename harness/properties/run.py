@@ -133,7 +133,7 @@ class _VariantJudge:
     ) -> None:
         self._implementation, self._question, self._workers, self._truths = implementation, question, workers, truths
         self._model = implementation.rounding_model(question.dtype) or "none"
-        self._conventions = implementation.reads_calls_as
+        self._conventions = implementation.declared_readings
         self._read: dict[int, tuple[Problem, Problem]] = {}  # by problem, which stays alive
         self._first: dict[tuple[str, ...], Outcome] = {}
         self._alone: dict[int, Outcome] = {}  # by problem; the question holds them all
@@ -283,7 +283,7 @@ def run_properties(
     outdated = []
     for entry in expected if complete else ():
         asked = [row for row in rows if _covers(entry, row) and row.verdict in _JUDGED_OUTCOMES]
-        if asked and entry.must_happen and not any(row.verdict == PropertyOutcome.BROKEN for row in asked):
+        if asked and entry.must_still_happen and not any(row.verdict == PropertyOutcome.BROKEN for row in asked):
             message = f"an expected failure ({entry.location}) no longer happens; remove it"
             outdated.append(replace(asked[0], verdict=PropertyOutcome.XPASS.value, message=message, claim=""))
     return [*rows, *outdated]

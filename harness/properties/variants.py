@@ -63,7 +63,7 @@ def change_along(problem: Problem, letters: Mapping[str, ArrayChange]) -> Proble
         for letter, change in letters.items():
             if (axis := input_axis(problem, name, letter)) is not None:
                 changed[name] = np.ascontiguousarray(change(changed.get(name, array), axis))
-    return problem.but(**changed)
+    return problem.with_changes(**changed)
 
 
 def input_axis(problem: Problem, name: str, letter: str) -> int | None:

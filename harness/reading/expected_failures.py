@@ -106,7 +106,7 @@ class ExpectedFailure:
         return (processor.removeprefix("not ") in flags) is processor.startswith("not ")
 
     @property
-    def must_happen(self) -> bool:
+    def must_still_happen(self) -> bool:
         """Return whether it is outdated where it does not happen: not where nobody says what processors can."""
         return self.entry.processor is None or processor_flags() is not None
 

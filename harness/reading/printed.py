@@ -315,7 +315,7 @@ class PrintedArray:
         """Return how far the number that was printed may lie from what stands there."""
         return 2 * self.half_unit if self.truncated else self.half_unit
 
-    def open_towards(self, numbers: NDArray[Any]) -> NDArray[np.float64]:
+    def radius_towards(self, numbers: NDArray[Any]) -> NDArray[np.float64]:
         """Return how far the number that was printed may lie from what stands there, on the side of other numbers.
 
         What was cut off lay away from zero, and of a printed zero on either side.

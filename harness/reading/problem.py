@@ -83,7 +83,7 @@ class Problem:
         """Return the problem without an input, if it has it."""
         return replace(self, inputs={kept: array for kept, array in self.inputs.items() if kept != name})
 
-    def but(self, options: Options | None = None, /, **inputs: Array | None) -> Self:
+    def with_changes(self, options: Options | None = None, /, **inputs: Array | None) -> Self:
         """Return the problem with other options and inputs; None leaves one out."""
         chosen = {name: value for name, value in {**self.options, **(options or {})}.items() if value is not None}
         present = {name: array for name, array in {**self.inputs, **inputs}.items() if array is not None}

@@ -156,9 +156,9 @@ def _check_broadcast(specs: Mapping[str, InputSpec], shapes: Mapping[str, Shape]
             continue
         wanted = tuple(lengths[letter] for letter in spec.axes)
         for got, want in zip(shapes[name], wanted, strict=True):
-            if got in (1, want) or (spec.of_blocks and 0 < got < want and want % got == 0):
+            if got in (1, want) or (spec.is_per_block and 0 < got < want and want % got == 0):
                 continue
-            if spec.of_blocks:
+            if spec.is_per_block:
                 problem = f"{want} elements cannot be cut into {got} blocks of the same length"
                 raise ShapeFault(name, f"shape {format_shape(shapes[name])}: {problem}")
             raise ShapeFault(name, f"shape {format_shape(shapes[name])} does not broadcast to {format_shape(wanted)}")

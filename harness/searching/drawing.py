@@ -157,7 +157,7 @@ class DrawnInputs:
         for name, array in self.problem.inputs.items():
             self._draw_input(name, self.problem.specs[name], array.shape)
         for name in self.inputs:
-            if self.problem.specs[name].coded_with in self.inputs and not self.problem.specs[name].of_blocks:
+            if self.problem.specs[name].scale_input in self.inputs and not self.problem.specs[name].is_per_block:
                 self._choose_code_scales(name)
         self._relate_inputs()
 
@@ -181,7 +181,7 @@ class DrawnInputs:
         elif spec.statistics:  # log-sum-exps of any size around any number
             around = float(self.random.choice([0, 0, -90, -120, -800, 90, 800]))
             self.inputs[name] = np.asarray(around + 10 ** self.random.uniform(-2, 2.5) * self.random.randn(*shape))
-        elif operand_role(axes) is not None and not spec.of_blocks:
+        elif operand_role(axes) is not None and not spec.is_per_block:
             self._draw_operands(name, axes, shape)
         else:
             self.inputs[name] = self._draw_parameters(spec, axes, shape)
@@ -227,10 +227,10 @@ class DrawnInputs:
     def _draw_parameters(self, spec: InputSpec, axes: tuple[str, ...], shape: Shape) -> Array:
         """Draw weights that keep the size of vectors, factors, biases, or logits of one more key."""
         random = self.random
-        if spec.of_blocks:
+        if spec.is_per_block:
             zeros = random.randint(-_MAX_ZERO_POINT, _MAX_ZERO_POINT + 1, shape).astype(np.float64)
             return (
-                zeros if spec.coded_with else 2 ** random.uniform(-_MAX_BLOCK_SCALE_LOG2, _MAX_BLOCK_SCALE_LOG2, shape)
+                zeros if spec.scale_input else 2 ** random.uniform(-_MAX_BLOCK_SCALE_LOG2, _MAX_BLOCK_SCALE_LOG2, shape)
             )
         if len(axes) > 1 and not spec.broadcast:
             return random.randn(*shape) / math.sqrt(shape[-2])

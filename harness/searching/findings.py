@@ -107,7 +107,7 @@ class ProblemSubject:
         identity = drawn_case_id(problem, name)
         return Question(case_of_problem(problem, Path(self._folder.name), identity), problem.dtype)
 
-    def lacks_of(self, problem: Problem) -> tuple[str, ...]:
+    def missing_features(self, problem: Problem) -> tuple[str, ...]:
         """Return the features that the implementation lacks for a problem, as far as its parameters show."""
         lack = unsupported_reason(self.implementation, problem, problem.as_call)
         return lack.lacks if lack else ()
@@ -136,11 +136,11 @@ class ProblemSubject:
         except CaseError:
             return None
 
-    def ask_in_new_process(self, problem: Problem) -> Answer:
+    def run_in_new_process(self, problem: Problem) -> Answer:
         """Run and judge a problem in a new process. Raises ``CaseError`` if it is no valid case."""
         question = self.as_question(problem, f"try-{next(self._numbers)}")
         try:
-            return self.engine.ask_in_new_process(self.implementation, question)
+            return self.engine.run_in_new_process(self.implementation, question)
         finally:
             self._delete_arrays(question.case)
 

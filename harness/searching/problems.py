@@ -270,8 +270,8 @@ def _intermediate_arrays(problem: Problem) -> Iterator[Array]:
         if name in problem.inputs and f"{stem}_block_scale" in problem.inputs:  # before the second scale
             codes = np.abs(problem.inputs[name].astype(np.float64))
             zeros = np.abs(problem.inputs.get(f"{stem}_zero", np.zeros((1,) * codes.ndim)).astype(np.float64))
-            of_blocks = problem.inputs[f"{stem}_block_scale"].astype(np.float64)
-            yield (codes + expand_blocks(zeros, codes.shape)) * expand_blocks(of_blocks, codes.shape)
+            is_per_block = problem.inputs[f"{stem}_block_scale"].astype(np.float64)
+            yield (codes + expand_blocks(zeros, codes.shape)) * expand_blocks(is_per_block, codes.shape)
     if operation.has_gradients:
         per_head = {
             name: array for name, array in lowered.inputs.items() if name in OPERATIONS[OPERATIONS_PER_HEAD[0]].inputs
@@ -325,15 +325,15 @@ _UNDRAWN_LAYOUTS = frozenset({"fused", "distant"})
 class ProblemSource:
     """Draws problems by number; the same seed and the same notes give the same problems.
 
-    ``is_known`` returns whether an earlier failure probably explains a failure of the problem, and ``lacks_of`` the
-    features that an implementation lacks for it, as far as that is known without a call.
+    ``is_known`` returns whether an earlier failure probably explains a failure of the problem, and ``missing_features``
+    the features that an implementation lacks for it, as far as that is known without a call.
     """
 
     draw: DrawSettings
     dtypes: Sequence[str]
     seen: FeatureCounts = field(default_factory=FeatureCounts)
     is_known: Callable[[Problem], bool] = lambda problem: False
-    lacks_of: Callable[[Problem], Collection[str]] = lambda problem: ()
+    missing_features: Callable[[Problem], Collection[str]] = lambda problem: ()
 
     def problem(self, number: int) -> Problem:
         """Return the problem of a number, and count its features as drawn."""
@@ -369,7 +369,7 @@ class ProblemSource:
     def _may_be_accepted(self, problem: Problem) -> bool:
         if self.seen.is_likely_refused(problem):
             return False
-        lacks = self.lacks_of(problem)
+        lacks = self.missing_features(problem)
         if lacks:
             self.seen.record_answer(problem, is_refused=True, lacks=lacks)
         return not lacks

@@ -215,7 +215,7 @@ class Search:
     def _search_new_problems(self) -> None:
         draw = DrawSettings(self.request.seed, self.request.operation)
         known = lambda problem: any(finding.explains(problem) for finding in self.folder.findings)  # noqa: E731
-        source = ProblemSource(draw, self.request.dtypes, self.folder.seen, known, self.subject.lacks_of)
+        source = ProblemSource(draw, self.request.dtypes, self.folder.seen, known, self.subject.missing_features)
         number = self.folder.next_numbers.get(self.request.key, 0)
         begun: deque[_PendingProblem] = deque()
         while not self._is_over(len(begun)):
@@ -282,7 +282,7 @@ class Search:
     def _reduce_failure(self, begun: _PendingProblem, symptom: Symptom, answer: Answer) -> SearchFinding | None:
         """Return the finding for the simplest problem with the failure; None if that is a known finding."""
         problem, number = begun.problem, begun.number
-        if symptom_of(self.subject.ask_in_new_process(problem)) != symptom:
+        if symptom_of(self.subject.run_in_new_process(problem)) != symptom:
             # The failure depends on the calls before it, or on chance.
             finding = self._write_finding(problem, symptom, answer, number, None)
             return replace(finding, needs_calls=max(1, begun.calls))
@@ -352,13 +352,13 @@ def simplest_in_new_process(reduced: Reduction, subject: ProblemSubject, symptom
     steps = list(reduced.steps)
     too_late = len(steps)
     last = len(steps) - 1
-    answer = subject.ask_in_new_process(steps[last])
+    answer = subject.run_in_new_process(steps[last])
     while symptom_of(answer) != symptom and last:
         too_late, last = last, last // 2
-        answer = subject.ask_in_new_process(steps[last])
+        answer = subject.run_in_new_process(steps[last])
     while too_late - last > 1 and too_late < len(steps):
         middle = (last + too_late) // 2
-        tried = subject.ask_in_new_process(steps[middle])
+        tried = subject.run_in_new_process(steps[middle])
         if symptom_of(tried) == symptom:
             last, answer = middle, tried
         else:
@@ -399,13 +399,13 @@ class ReducedCase:
 def reduce_case(case: Case, implementation: Implementation, dtype: str, limits: Limits) -> ReducedCase:
     """Reduce a case that fails in a fresh process. Raises ``CaseError`` if a list of expected failures is invalid."""
     with Engine(limits) as engine:
-        plain = engine.ask_in_new_process(implementation, Question(case, dtype))
+        plain = engine.run_in_new_process(implementation, Question(case, dtype))
     if not plain.fails:
         return ReducedCase(plain)
     subject = ProblemSubject(implementation, Engine(limits, expected_failures=()))
     try:
         problem = concrete_problem(case, dtype)
-        wanted = symptom_of(subject.ask_in_new_process(problem))
+        wanted = symptom_of(subject.run_in_new_process(problem))
         if wanted is None:  # its numbers are not the cause of the failure
             return ReducedCase(plain, problem, problem)
         reduced = reduce_problem(problem, lambda simpler: subject.symptom(simpler) == wanted, MAX_TRIES, MAX_SECONDS)

@@ -25,17 +25,18 @@ class InputSpec:
     refused without it; one ``with_one_of`` some options and inputs says nothing without any of them, and one
     ``instead_of`` an option says what that would: ``not_both`` is why that has no place beside it. ``whole`` numbers
     are counts: they keep their integers in every dtype. None is larger than the axis ``at_most`` is long. One is in
-    codes if the input that it is ``coded_with`` is given. Of one ``of_blocks`` an axis may have any length that
+    codes if the input that it is ``scale_input`` is given. Of one ``is_per_block`` an axis may have any length that
     divides the letter's: a number for each block.
     ``statistics`` of rows are float32 in a dtype of 16 bits: in bfloat16, a logarithm of 500 has steps of 2.
 
-    ``asks_for`` is the stage that is computed only where this input or another that asks for it is given; ``neutral``
-    is the number that changes nothing, of an input that may be left out. ``folds_into`` names the input that takes its
-    meaning over before anything is computed; with ``for_reading`` that happens before any implementation is called.
-    One that ``adds_key`` is the logit of one more key per head, of zeros and with a value of zeros, for which no stage
-    has a column: it is lowered to that before anything is computed. Gradients are taken by ``differentiable`` inputs.
-    ``called`` is what people call one that may be ignored, and ``synonyms`` are what public kernels call it. One that
-    asks for no stage ``shows_in`` that stage first. If heads have a number each, ``of_head`` is what one is called.
+    ``requested_stage`` is the stage that is computed only where this input or another that asks for it is given;
+    ``neutral`` is the number that changes nothing, of an input that may be left out. ``folds_into`` names the input
+    that takes its meaning over before anything is computed; with ``for_reading`` that happens before any implementation
+    is called. One that ``adds_a_key`` is the logit of one more key per head, of zeros and with a value of zeros, for
+    which no stage has a column: it is lowered to that before anything is computed. Gradients are taken by
+    ``differentiable`` inputs. ``called`` is what people call one that may be ignored, and ``synonyms`` are what public
+    kernels call it. One that asks for no stage ``first_affected_stage`` that stage first. If heads have a number each,
+    ``of_head`` is what one is called.
     """
 
     axes: Axes
@@ -49,29 +50,29 @@ class InputSpec:
     not_both: str = ""
     whole: bool = False
     at_most: str = "T"
-    coded_with: str | None = None
-    of_blocks: bool = False
+    scale_input: str | None = None
+    is_per_block: bool = False
     statistics: bool = False
-    asks_for: str | None = None
+    requested_stage: str | None = None
     neutral: float | None = None
     folds_into: str | None = None
     for_reading: bool = False
-    adds_key: bool = False
+    adds_a_key: bool = False
     differentiable: bool = False
     called: str | None = None
     of_head: str | None = None
-    shows_in: str = "weights"
+    first_affected_stage: str = "weights"
     synonyms: tuple[str, ...] = ()
 
     @property
     def first_stage(self) -> str:
         """The stage in which it shows first."""
-        return self.asks_for or self.shows_in
+        return self.requested_stage or self.first_affected_stage
 
     @property
     def is_narrow(self) -> bool:
         """Return whether the input may be stored in a narrower format than the working dtype."""
-        return self.coded_with is not None or self.of_blocks
+        return self.scale_input is not None or self.is_per_block
 
     @property
     def is_number(self) -> bool:
@@ -95,7 +96,7 @@ INPUTS_ON_SCORES: Mapping[str, InputSpec] = {
         neutral=1,
         boolean=True,
         broadcast=True,
-        asks_for="masked",
+        requested_stage="masked",
         called="the mask",
         synonyms=("attn_mask", "attention_mask", "att_mask"),
     ),
@@ -103,7 +104,7 @@ INPUTS_ON_SCORES: Mapping[str, InputSpec] = {
         *SCORES_AXES,
         broadcast=True,
         may_be_infinite=True,
-        asks_for="biased",
+        requested_stage="biased",
         called="the bias",
         differentiable=True,
         synonyms=("attn_bias", "attention_bias", "attn_biases"),
@@ -112,7 +113,7 @@ INPUTS_ON_SCORES: Mapping[str, InputSpec] = {
         "B",
         neutral=None,
         whole=True,
-        asks_for="masked",
+        requested_stage="masked",
         folds_into="mask",
         called="the key lengths",
         synonyms=("kv_lengths", "seqlens_k", "key_value_seq_lengths", "cache_seqlens", "kv_lens"),
@@ -122,7 +123,7 @@ INPUTS_ON_SCORES: Mapping[str, InputSpec] = {
         neutral=1,
         boolean=True,
         broadcast=True,
-        asks_for="masked",
+        requested_stage="masked",
         folds_into="mask",
         for_reading=True,
         called="the query mask",
@@ -134,7 +135,7 @@ INPUTS_ON_ROWS: Mapping[str, InputSpec] = {
         "H",
         neutral=-math.inf,
         may_be_infinite=True,
-        adds_key=True,
+        adds_a_key=True,
         called="the sinks",
         of_head="the sink",
         differentiable=True,
@@ -147,7 +148,7 @@ INPUTS_ON_ROWS: Mapping[str, InputSpec] = {
         not_both="is one number for all heads, and head_scale holds one for each",
         called="the scale of each head",
         of_head="the scale",
-        shows_in="scores",
+        first_affected_stage="scores",
         synonyms=("head_scales", "scale_per_head", "per_head_scale"),
     ),
 }
@@ -159,7 +160,7 @@ ROTARY_INPUTS: Mapping[str, InputSpec] = {
         *("Lr", "R"),
         neutral=None,
         needs="rotary_sin",
-        asks_for="rotated_query",
+        requested_stage="rotated_query",
         folds_into="query_cos",
         synonyms=("cos", "cos_cache", "rope_cos"),
     ),
@@ -167,7 +168,7 @@ ROTARY_INPUTS: Mapping[str, InputSpec] = {
         *("Lr", "R"),
         neutral=None,
         needs="rotary_cos",
-        asks_for="rotated_key",
+        requested_stage="rotated_key",
         folds_into="query_sin",
         synonyms=("sin", "sin_cache", "rope_sin"),
     ),
@@ -186,7 +187,7 @@ GATED_INPUTS: Mapping[str, InputSpec] = {
     **ATTENTION_INPUTS,
     "gate": InputSpec(
         ("B", "H", "Lq", "Dv"),
-        shows_in="output",
+        first_affected_stage="output",
         called="the gate",
         differentiable=True,
         synonyms=("output_gate", "attn_gate", "gate_score", "gate_states"),
@@ -194,8 +195,8 @@ GATED_INPUTS: Mapping[str, InputSpec] = {
 }
 """What is attended to, and what the sigmoid is taken of that the output is multiplied with."""
 FOLDED_INPUTS: Mapping[str, InputSpec] = {
-    **dict.fromkeys(("query_cos", "query_sin"), InputSpec(("Lq", "R"), asks_for="rotated_query")),
-    **dict.fromkeys(("key_cos", "key_sin"), InputSpec(("T", "R"), asks_for="rotated_key")),
+    **dict.fromkeys(("query_cos", "query_sin"), InputSpec(("Lq", "R"), requested_stage="rotated_query")),
+    **dict.fromkeys(("key_cos", "key_sin"), InputSpec(("T", "R"), requested_stage="rotated_key")),
     "cached_key": InputSpec(("B", "Hkv", "P", "D")),
     "cached_value": InputSpec(("B", "Hkv", "P", "Dv")),
     "key_factor": InputSpec(("B", "Hkv", "T", "D"), broadcast=True),
@@ -258,7 +259,7 @@ PACKED_PROJECTIONS: Mapping[str, tuple[str, ...]] = {
     "in_proj_bias": ("query_bias", "key_bias", "value_bias"),
 }
 """An input that replaces three inputs: their rows, one after the other, as torch packs them."""
-_LIMITS = InputSpec(("S1",), whole=True, asks_for="masked")
+_LIMITS = InputSpec(("S1",), whole=True, requested_stage="masked")
 PACKED_INPUTS: Mapping[str, InputSpec] = {
     **{name: ATTENTION_INPUTS[name] for name in QUERY_KEY_VALUE},
     "cu_seqlens_q": replace(_LIMITS, at_most="Lq", synonyms=("cu_seqlens_query", "cu_seq_q", "qo_indptr")),
@@ -280,13 +281,13 @@ _VALUE_SCALE_WORDS = ("v_scale", "v_descale", "value_descale", "scale_v")
 
 def _block_scale_input(name: str, *axes: str, needs: str | None = None) -> InputSpec:
     words = (f"{name[0]}_sf", f"{name}_block_scales", f"{name}_sf")
-    return optional_input(*axes, neutral=1, broadcast=True, of_blocks=True, needs=needs, synonyms=words)
+    return optional_input(*axes, neutral=1, broadcast=True, is_per_block=True, needs=needs, synonyms=words)
 
 
 def _block_zero_point_input(name: str, *axes: str, needs: str | None = None) -> InputSpec:
     words = (f"{name}_zero_point", f"{name[0]}_zeros")
     return optional_input(
-        *axes, broadcast=True, of_blocks=True, coded_with=f"{name}_scale", needs=needs, synonyms=words
+        *axes, broadcast=True, is_per_block=True, scale_input=f"{name}_scale", needs=needs, synonyms=words
     )
 
 
@@ -305,16 +306,16 @@ def _code_scale_inputs(*lies: str, needs: str | None = None) -> Mapping[str, Inp
 
 
 PAGED_INPUTS: Mapping[str, InputSpec] = {
-    "query": replace(QUERY, coded_with="query_scale"),
+    "query": replace(QUERY, scale_input="query_scale"),
     "key_pages": InputSpec(
-        ("Np", "Lp", "Hkv", "D"), coded_with="key_scale", synonyms=("k_cache", "key_cache", "paged_key")
+        ("Np", "Lp", "Hkv", "D"), scale_input="key_scale", synonyms=("k_cache", "key_cache", "paged_key")
     ),
     "value_pages": InputSpec(
-        ("Np", "Lp", "Hkv", "Dv"), coded_with="value_scale", synonyms=("v_cache", "value_cache", "paged_value")
+        ("Np", "Lp", "Hkv", "Dv"), scale_input="value_scale", synonyms=("v_cache", "value_cache", "paged_value")
     ),
     "block_table": InputSpec(("B", "W"), whole=True, at_most="Np", synonyms=("block_tables", "page_table")),
     "key_lengths": InputSpec(
-        ("B",), whole=True, asks_for="masked", synonyms=("cache_seqlens", "seq_lens", "context_lens", "kv_lens")
+        ("B",), whole=True, requested_stage="masked", synonyms=("cache_seqlens", "seq_lens", "context_lens", "kv_lens")
     ),
     "key_scale": optional_input(
         *("Np", "Lp", "Hkv"), neutral=None, broadcast=True, needs="value_scale", synonyms=_KEY_SCALE_WORDS
@@ -330,9 +331,9 @@ PAGED_INPUTS: Mapping[str, InputSpec] = {
 Pages hold codes if there are scales of them.
 """
 QUANTIZED_INPUTS: Mapping[str, InputSpec] = {
-    "query": replace(QUERY, coded_with="query_scale"),
-    "key": replace(ATTENTION_INPUTS["key"], coded_with="key_scale"),
-    "value": replace(ATTENTION_INPUTS["value"], coded_with="value_scale"),
+    "query": replace(QUERY, scale_input="query_scale"),
+    "key": replace(ATTENTION_INPUTS["key"], scale_input="key_scale"),
+    "value": replace(ATTENTION_INPUTS["value"], scale_input="value_scale"),
     "key_scale": replace(_SCALE, synonyms=_KEY_SCALE_WORDS),
     "value_scale": replace(_SCALE, synonyms=_VALUE_SCALE_WORDS),
     **_code_scale_inputs("B", "Hkv", "Lk"),
@@ -341,10 +342,10 @@ QUANTIZED_INPUTS: Mapping[str, InputSpec] = {
 }
 """Keys and values in codes, and what makes numbers of these: (code - zero) block_scale scale."""
 SCALE_PREFIX: Mapping[str, str] = {
-    name: spec.coded_with.removesuffix("_scale")
+    name: spec.scale_input.removesuffix("_scale")
     for inputs in (QUANTIZED_INPUTS, PAGED_INPUTS)
     for name, spec in inputs.items()
-    if spec.coded_with and not spec.of_blocks
+    if spec.scale_input and not spec.is_per_block
 }
 """Inputs that may be in codes, and the prefix of the names of their scales and zero points."""
 SCALES = frozenset(f"{stem}{part}_scale" for stem in SCALE_PREFIX.values() for part in ("", "_block"))
@@ -356,9 +357,9 @@ ZERO_POINTS = "int8"
 def dtype_of_input(spec: InputSpec, present: Collection[str], options: Mapping[str, Any], dtype: str) -> str:
     """Return the dtype in which an input of numbers is stored, in a call with the ``present`` inputs."""
     form = CODE_FORMATS[options.get("stored_as") or DEFAULT_FORMAT]
-    if spec.of_blocks:
-        return ZERO_POINTS if spec.coded_with else form.scales or dtype
-    if spec.coded_with in present:
+    if spec.is_per_block:
+        return ZERO_POINTS if spec.scale_input else form.scales or dtype
+    if spec.scale_input in present:
         return form.elements
     return statistics_dtype(dtype) if spec.statistics else dtype
 

@@ -398,8 +398,8 @@ _STAGE_REQUESTERS: Mapping[str, InputSpec | OptionSpec] = {
 }
 REQUESTED_BY: Mapping[str, frozenset[str]] = {
     **{
-        stage: frozenset(name for name, spec in _STAGE_REQUESTERS.items() if spec.asks_for == stage)
-        for stage in dict.fromkeys(spec.asks_for for spec in _STAGE_REQUESTERS.values())
+        stage: frozenset(name for name, spec in _STAGE_REQUESTERS.items() if spec.requested_stage == stage)
+        for stage in dict.fromkeys(spec.requested_stage for spec in _STAGE_REQUESTERS.values())
         if stage is not None
     },
     **{f"grad_{name}": frozenset({name}) for name, spec in specs.INPUTS_ON_ROWS.items() if spec.differentiable},

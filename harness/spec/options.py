@@ -109,17 +109,17 @@ def empty_row_message(actual: str, expected: str) -> str:
 class OptionSpec:
     """The specification of an option.
 
-    ``asks_for`` is the stage that is computed only if the option or another that asks for it is given. ``called`` is
-    what people call it, if an implementation may ignore it. No implementation is given an option that is
-    ``for_reading``. A ``convention`` says what a result means if the mathematics leaves it open: an implementation
-    that has no such keyword gets the case all the same, without it, and what it gives is judged as a convention of its
-    own. ``positive`` numbers are larger than 0. One that ``needs`` an input says something of it alone; one
-    ``with_one_of`` some options and inputs says nothing without any of them. ``usual`` numbers are those that models
-    ask for, and the edges of what is. ``synonyms`` are what public kernels call it.
+    ``requested_stage`` is the stage that is computed only if the option or another that asks for it is given.
+    ``called`` is what people call it, if an implementation may ignore it. No implementation is given an option that is
+    ``for_reading``. A ``convention`` says what a result means if the mathematics leaves it open: an implementation that
+    has no such keyword gets the case all the same, without it, and what it gives is judged as a convention of its own.
+    ``positive`` numbers are larger than 0. One that ``needs`` an input says something of it alone; one ``with_one_of``
+    some options and inputs says nothing without any of them. ``usual`` numbers are those that models ask for, and the
+    edges of what is. ``synonyms`` are what public kernels call it.
     """
 
     description: str
-    asks_for: str | None = None
+    requested_stage: str | None = None
     called: str | None = None
     for_reading: bool = False
     convention: bool = False
@@ -155,7 +155,7 @@ class Options(Mapping[str, Any]):
     )
     softcap: float | None = option_field(
         "c: a scaled score s becomes c tanh(s / c), before the bias and the mask (dot and scaled_dot).",
-        asks_for="capped",
+        requested_stage="capped",
         called="the softcap",
         positive=True,
         usual=(0.5, 1.0, 5.0, 30.0, 50.0),
@@ -169,14 +169,14 @@ class Options(Mapping[str, Any]):
     )
     is_causal: bool | None = option_field(
         "A query at position p attends to key j only if j <= p; `alignment` says what p is.",
-        asks_for="masked",
+        requested_stage="masked",
         called="causality",
         synonyms=("causal", "use_causal_mask", "use_causal"),
     )
     window: Window | None = option_field(
         "[left, right]: a query at position p attends to key j only if p - left <= j <= p + right; "
         "null is unbounded, on one side at most.",
-        asks_for="masked",
+        requested_stage="masked",
         called="the window",
         synonyms=("window_size", "sliding_window", "local_window_size"),
     )

@@ -124,7 +124,7 @@ def test_every_example_runs_and_the_numbers_that_it_knows_hold() -> None:
             rounding = 2.0**-20 if case.computed_in == "float32" else 1e-12
             off = absolute_difference(computed, known.value)[given]
             assert not differing_nonfinite(computed, known.value)[given].any()
-            assert (off <= known.open_towards(computed)[given] + rounding).all(), (case.name, expected.name, computed)
+            assert (off <= known.radius_towards(computed)[given] + rounding).all(), (case.name, expected.name, computed)
 
 
 if __name__ == "__main__":

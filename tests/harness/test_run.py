@@ -163,7 +163,9 @@ def run_standard(
 ) -> Callable[..., tuple[RunSummary, Run]]:
     """Run four cases in two dtypes on an implementation that is asked for few, and on one that is asked for all."""
     made = make_backend(SLOW, "")
-    slow = BackendEntry(SLOW, made.module, ("numpy",), modes=(Mode("slow", made.module, "", standard_only=True),))
+    slow = BackendEntry(
+        SLOW, made.module, ("numpy",), modes=(Mode("slow", made.module, "", runs_only_standard_cases=True),)
+    )
     quick = BackendEntry("quick", "attncheck.backends.numpy_backend", ("numpy",))
     chosen = ImplementationSelection((Implementation(slow, "slow"), Implementation(quick)))
     monkeypatch.setattr(plan, "MAX_UNITS_OF_ALL_MODES", 0)

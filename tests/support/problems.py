@@ -149,7 +149,7 @@ def _drawn(name: str, spec: InputSpec, shape: tuple[int, ...], size: float, rand
     if name == "mask":
         return _mask(shape)
     numbers = size * random.standard_normal(shape)
-    if spec.coded_with and name in ("key", "value"):  # a query in codes has a scale, and so have pages
+    if spec.scale_input and name in ("key", "value"):  # a query in codes has a scale, and so have pages
         return (20 * numbers).astype(np.int8)
     if name.endswith("_scale") and name != "head_scale":
         return np.abs(numbers) / 20

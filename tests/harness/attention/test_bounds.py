@@ -43,7 +43,7 @@ def test_float64_values_are_exact_and_a_bound_from_the_inputs_is_accumulated(nam
     values = value_walk(computation.in_float64())
     bounds, accumulated = (accumulated_bounds(problem, rounding, highs) for rounding in (DOUBLE, SINGLE))
     for stage, high in highs.items():
-        value = computation.in_float64().without_added(stage, values.node(stage))
+        value = computation.in_float64().without_added_key(stage, values.node(stage))
         assert (exact[stage].error_of(value) <= bounds[stage].max_error + exact[stage].radius).all(), stage
         introduced = introduced_bounds(computation, SINGLE, {}, {stage: high})
         if problem.operation == "multi_head_attention" and stage not in problem.inputs:

@@ -66,9 +66,9 @@ def attend(
     return stages["output"], stages["weights"], stages["log_sum_exp"]
 
 
-def distance(queries: int, keys: int, *, from_the_end: bool) -> Array:
+def distance(queries: int, keys: int, *, call_counted_from_end: bool) -> Array:
     """Return how far each key is behind each query."""
-    start = keys - queries if from_the_end else 0
+    start = keys - queries if call_counted_from_end else 0
     return np.arange(keys)[None, :] - (np.arange(queries)[:, None] + start)
 
 
@@ -80,7 +80,7 @@ def flash_attn(  # type: ignore[no-untyped-def]
     q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, return_attn_probs=False
 ):
     q, k, v = heads_first(q, k, v)
-    behind = distance(q.shape[2], k.shape[2], from_the_end=True)
+    behind = distance(q.shape[2], k.shape[2], call_counted_from_end=True)
     left, right = window_size[0], 0 if causal else window_size[1]
     allowed = (behind >= -left if left >= 0 else True) & (behind <= right if right >= 0 else np.True_)
     output, _, lse = attend(q, k, v, allowed=allowed, scale=softmax_scale, softcap=softcap)
@@ -137,7 +137,7 @@ def flashinfer(  # type: ignore[no-untyped-def]
         assert [scale.shape for scale in scales] == [(each.shape[1],) for each in (q, k, v)]
         q, k, v = (each.astype(np.float32) * scale[:, None] for each, scale in zip((q, k, v), scales, strict=True))
     query, key, value = (each.swapaxes(0, 1)[None] for each in (q, k, v))
-    behind = distance(query.shape[2], key.shape[2], from_the_end=True)
+    behind = distance(query.shape[2], key.shape[2], call_counted_from_end=True)
     allowed = behind <= 0 if causal and custom_mask is None else custom_mask
     if window_left >= 0:
         allowed = (behind >= -window_left) & (True if allowed is None else allowed)
@@ -149,7 +149,7 @@ def flashinfer(  # type: ignore[no-untyped-def]
 def onnx(q, k, v, attn_mask=None, *, is_causal=0, scale=None, softcap=0.0, nonpad_kv_seqlen=None):  # type: ignore[no-untyped-def]
     allowed = np.ones((1, 1, q.shape[2], k.shape[2]), bool)
     if is_causal:
-        allowed = allowed & (distance(q.shape[2], k.shape[2], from_the_end=False) <= 0)
+        allowed = allowed & (distance(q.shape[2], k.shape[2], call_counted_from_end=False) <= 0)
     if nonpad_kv_seqlen is not None:
         allowed = allowed & (np.arange(k.shape[2]) < nonpad_kv_seqlen[:, None, None, None])
     added = None
@@ -171,7 +171,7 @@ def bshd(  # type: ignore[no-untyped-def]
     query, key, value, *, mask=None, bias=None, is_causal=False, scale=None, softcap=None, window=None, sinks=None
 ):
     query, key, value = heads_first(query, key, value)
-    behind = distance(query.shape[2], key.shape[2], from_the_end=False)
+    behind = distance(query.shape[2], key.shape[2], call_counted_from_end=False)
     allowed = behind <= 0 if is_causal else np.True_
     for edge, inside in zip(window or (None, None), (lambda n: behind >= -n, lambda n: behind <= n), strict=True):
         allowed = allowed if edge is None else allowed & inside(edge)
@@ -181,7 +181,7 @@ def bshd(  # type: ignore[no-untyped-def]
 
 
 def key_mask(query, key, value, *, mask=None, is_causal=False, scale=None):  # type: ignore[no-untyped-def]
-    allowed = distance(query.shape[2], key.shape[2], from_the_end=False) <= 0 if is_causal else np.True_
+    allowed = distance(query.shape[2], key.shape[2], call_counted_from_end=False) <= 0 if is_causal else np.True_
     if mask is not None:
         assert mask.shape == (query.shape[0], key.shape[2])
         allowed = allowed & mask[:, np.newaxis, np.newaxis]

@@ -195,7 +195,10 @@ def test_fused_inputs_lie_side_by_side_in_each_token_of_their_length() -> None:
 
 
 LENGTH = 32_768
-HOLDS, TILES = Mode("eager", "some_module", "modular"), Mode("flash", "some_module", "in tiles", holds_scores=False)
+HOLDS, TILES = (
+    Mode("eager", "some_module", "modular"),
+    Mode("flash", "some_module", "in tiles", stores_all_scores=False),
+)
 SMALL = np.broadcast_to(np.float32(0), (2, 1, 16, 8))
 
 

@@ -187,7 +187,7 @@ def test_a_fault_is_blamed_on_the_stage_where_it_is(fault: str, truth: Truth, ca
     assert verdicts.items() <= {each.stage: each.verdict for each in found if each.verdict is not AGREE}.items()
     assert first_faulty_stage(judgements) == next(stage for stage in STAGES if stage in own)
     for each in found:
-        assert each.goes_wrong_here == (each.stage in own) or each.verdict is NONFINITE
+        assert each.is_at_fault == (each.stage in own) or each.verdict is NONFINITE
         if each.stage in ends:
             assert each.message.endswith(ends[each.stage])
     assert (last.verdict, last.message) == (

@@ -60,12 +60,12 @@ def test_whatever_the_text_it_is_read_whole_or_refused(source: object, rounding:
 def test_what_was_cut_off_lay_away_from_zero() -> None:
     parsed = parse_printed("0.25 -0.25 0.00 -0.00", PrintedRounding(truncated=True))
     unit = pytest.approx(0.01)
-    assert parsed.open_towards(np.array([1.0, -1.0, 1.0, 1.0])).tolist() == [unit] * 4
-    assert parsed.open_towards(np.array([0.0, 0.0, -1.0, -1.0])).tolist() == [0.0, 0.0, unit, unit]
+    assert parsed.radius_towards(np.array([1.0, -1.0, 1.0, 1.0])).tolist() == [unit] * 4
+    assert parsed.radius_towards(np.array([0.0, 0.0, -1.0, -1.0])).tolist() == [0.0, 0.0, unit, unit]
     assert parsed.radius.tolist() == [unit] * 4
     assert parsed.laid_out(lambda array: array.reshape(2, 2)).truncated
     rounded = parse_printed("0.25 -0.25", PrintedRounding())
-    assert rounded.open_towards(np.array([1.0, 1.0])).tolist() == rounded.radius.tolist() == [0.005, 0.005]
+    assert rounded.radius_towards(np.array([1.0, 1.0])).tolist() == rounded.radius.tolist() == [0.005, 0.005]
 
 
 def test_an_array_is_read_as_it_was_printed() -> None:

@@ -108,7 +108,7 @@ def test_a_failure_whose_reduction_is_cut_off_is_written_as_it_was_drawn(
         raise SearchOver
 
     write(WRONG)
-    monkeypatch.setattr(ProblemSubject, "ask_in_new_process", over)
+    monkeypatch.setattr(ProblemSubject, "run_in_new_process", over)
     result = run("--minutes", "1", "--json")
     assert (result.exit_code, len(record_of(result)["failures"])) == (1, 1)
     (finding,) = SearchFolder.of(Path("found"), "kernel.attention", "kernel.py:attention").findings
@@ -176,7 +176,7 @@ def test_ctrl_c_while_a_failure_is_reduced_loses_no_failure(run: Run, monkeypatc
         raise KeyboardInterrupt
 
     write(WRONG)
-    monkeypatch.setattr(ProblemSubject, "ask_in_new_process", interrupted)
+    monkeypatch.setattr(ProblemSubject, "run_in_new_process", interrupted)
     result = run("--minutes", "1")
     assert (result.exit_code, "interrupted; 1 finding" in result.stdout) == (1, True)
     assert reported() == 1
