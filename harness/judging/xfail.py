@@ -47,7 +47,7 @@ _INCONCLUSIVE = frozenset(
 
 
 @dataclass(frozen=True)
-class ExpectedStage:
+class ExpectedStageFailure:
     """An expected failure that happened: its first stage, and the reason."""
 
     implementation: str
@@ -256,18 +256,18 @@ def unit_sort_key(row: Row) -> tuple[str, int]:
     return row.case, DTYPES.index(row.dtype)
 
 
-def earliest_expected_stages(rows: Iterable[Row]) -> dict[str | None, ExpectedStage]:
+def earliest_expected_stages(rows: Iterable[Row]) -> dict[str | None, ExpectedStageFailure]:
     """Return, by implementation, the earliest stage at which it is expected to fail in one case and dtype."""
-    earliest: dict[str | None, ExpectedStage] = {}
+    earliest: dict[str | None, ExpectedStageFailure] = {}
     for row in rows:
         if row.comparison == "stage" and row.xfail and row.stage:
-            stage = ExpectedStage(row.implementation, row.stage, row.reason or row.message, row.thread)
+            stage = ExpectedStageFailure(row.implementation, row.stage, row.reason or row.message, row.thread)
             first = earliest.get(row.implementation, stage)
             earliest[row.implementation] = min(first, stage, key=lambda expected: stage_position(expected.stage))
     return earliest
 
 
-def mark_inherited(row: Row, members: Iterable[ExpectedStage]) -> Row:
+def mark_inherited(row: Row, members: Iterable[ExpectedStageFailure]) -> Row:
     """Mark a pair or number that differs because a member is expected to fail, at this stage or an earlier one."""
     if not row.fails_run or row.comparison == "stage":
         return row
