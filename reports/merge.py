@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from attncheck.common.errors import ResultsError
-from attncheck.judging.xfail import ExpectedStage, earliest_expected_stages, mark_inherited
+from attncheck.judging.xfail import ExpectedStageFailure, earliest_expected_stages, mark_inherited
 from attncheck.reports.frames import Merged
 from attncheck.results.format import INPUTS, ROW_SCHEMA, Row, bound_array_name
 from attncheck.results.parts import ArrayParts
@@ -69,7 +69,7 @@ class _Subject:
     implementation: str
     environment: str
     rounding_model: str
-    xfail: ExpectedStage | None
+    xfail: ExpectedStageFailure | None
 
 
 class _CrossRunComparison:

@@ -49,13 +49,13 @@ def test_progress_names_frameworks_that_start_and_estimates_nothing_before_a_twe
     frameworks = ["torch", "jax"]
     lines.begin(lambda: frameworks)
     lines.update(0, 1000)
-    lines.tick()
+    lines.write_progress()
     lines.update(1, 1000)
     lines.update(50, 1000)
-    lines.tick()
+    lines.write_progress()
     frameworks.clear()
     lines.update(51, 1000)
-    lines.tick()
+    lines.write_progress()
     assert written == [
         "attncheck: starting torch and jax ...",
         "attncheck: 50 of 1,000 evaluations, 0 failing, starting torch and jax ...",
