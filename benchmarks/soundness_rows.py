@@ -38,9 +38,9 @@ class Row:
     """One stage of one evaluation, measured against the exact answer, and against the exact step (``step_``).
 
     An evaluation that failed has one row without a stage. ``tier`` is empty where there is no such comparison.
-    ``xfail`` marks a failure that is expected, for a ``reason``. ``causes`` as in ``Measured``, ``empty_rows`` as in
-    ``StageJudgement``. ``width`` is that of a head, and ``largest_score`` the largest exact score without its sign; 0
-    where a problem has none.
+    ``xfail`` marks a failure that is expected, for a ``reason``. ``causes`` as in ``Measured``, ``empty_rows`` as
+    in ``StageJudgement``. ``width`` is that of a head, and ``largest_score`` the largest exact score without its sign;
+    0 where a problem has none.
     """
 
     number: int

@@ -53,7 +53,8 @@ from attncheck.spec.verdicts import HARMLESS, Verdict
 
 Array = NDArray[Any]
 ArrayKey = tuple[str, str, str]
-"""environment, implementation, stage; ``EXACT``, ``INPUTS`` and ``bound_name(class)`` replace an implementation"""
+"""environment, implementation, stage; ``EXACT``, ``INPUTS`` and ``bound_array_name(class)`` replace an
+implementation"""
 
 
 @dataclass(frozen=True)

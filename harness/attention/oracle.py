@@ -138,7 +138,7 @@ def exact_from_returned(
 
 
 def nearest_returned_stages(problem: Computation, returned: Collection[str], stage: str) -> set[str]:
-    """Return the returned stages that ``exact_from`` needs; without any, the stage follows from the inputs."""
+    """Return the returned stages that ``exact_from_returned`` needs; without any, the stage follows from the inputs."""
     # Only projections are stages of the names of inputs that are not those inputs.
     is_own = OPERATIONS[problem.operation].has_projections
     known = {name for name in returned if name in STAGES and (is_own or name not in problem.inputs)}

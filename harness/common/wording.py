@@ -129,7 +129,7 @@ def escape_to_one_line(text: str, most: int = MAX_TEXT_LENGTH) -> str:
     Characters that move or hide others are written as escapes, and no more than ``most`` characters are kept.
 
     Example:
-        >>> print(one_line("first\nsecond"), one_line("attention", 4))
+        >>> print(escape_to_one_line("first\nsecond"), escape_to_one_line("attention", 4))
         first\nsecond att…
     """
     shown = text if len(text) <= most else f"{text[: most - 1]}…"

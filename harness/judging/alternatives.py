@@ -1,7 +1,7 @@
 """Rows of the catalogue of readings, one case under a reading, and the changes of problems that rows share.
 
-A ``Reading`` is a row: another interpretation of an option or input, for any case. An ``Alternative`` is one case under
-a reading. The rows are in ``readings.py`` and, if they replace a step, in ``replaced_steps.py``.
+A ``Reading`` is a row: another interpretation of an option or input, for any case. An ``AppliedReading`` is one case
+under a reading. The rows are in ``readings.py`` and, if they replace a step, in ``replaced_steps.py``.
 """
 
 from __future__ import annotations
@@ -416,7 +416,7 @@ def format_scales(*scales: float) -> list[str]:
     """Format scales with four digits, or with more if they would look the same.
 
     Example:
-        >>> scales_in_words(0.125, 0.35355339), scales_in_words(0.5, 0.50001)
+        >>> format_scales(0.125, 0.35355339), format_scales(0.5, 0.50001)
         (['0.125', '0.3536'], ['0.5', '0.50001'])
     """
     short = [f"{scale:.4g}" for scale in scales]

@@ -159,7 +159,7 @@ def error_ratio(error: NDArray[np.float64], allowed: NDArray[np.float64]) -> NDA
     """Return error / allowed: infinite if only ``allowed`` is 0; 0 for no error, or if ``allowed`` is inf or NaN.
 
     Example:
-        >>> quotient(np.array([1.0, 1.0, 0.0, 1.0]), np.array([4.0, 0.0, 0.0, np.nan])).tolist()
+        >>> error_ratio(np.array([1.0, 1.0, 0.0, 1.0]), np.array([4.0, 0.0, 0.0, np.nan])).tolist()
         [0.25, inf, 0.0, 0.0]
     """
     if allowed.size and allowed.min() > 0 and allowed.max() < np.inf:

@@ -75,7 +75,7 @@ def sort_stages(stages: Iterable[str], options: Mapping[str, Any] | None = None)
     """Return the stages' names in the order in which attention computes them; unknown names come last.
 
     Example:
-        >>> in_order(["output", "mine", "weights", "scores"])
+        >>> sort_stages(["output", "mine", "weights", "scores"])
         ['scores', 'weights', 'output', 'mine']
     """
     ordered = sorted(stages, key=stage_position)
@@ -136,7 +136,7 @@ def judge_stage(
     *,
     has_step: bool = True,
 ) -> StageJudgement:
-    """Judge one stage; ``sound`` are all ``sound_stages``, of which it depends on those before it and on itself.
+    """Judge one stage; ``sound`` are all ``well_formed_stages``, of which it depends on those before it and on itself.
 
     Unless it ``has_step``, it is compared only with the exact answer, and not with the step from the stage before.
     """

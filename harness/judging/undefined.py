@@ -239,7 +239,7 @@ def flag_empty_rows(problem: Problem) -> Flags:
     Example:
         >>> ones = {name: np.ones((1, 1, 2, 4)) for name in ("query", "key", "value")}
         >>> mask = np.array([[True, True], [False, False]])
-        >>> empty_rows(Problem("attention", {}, {**ones, "mask": mask})).tolist()
+        >>> flag_empty_rows(Problem("attention", {}, {**ones, "mask": mask})).tolist()
         [[[False, True]]]
     """
     queries = count_queries(problem.inputs)

@@ -206,7 +206,7 @@ Parts = list[tuple[slice, slice, int]]
 
 def _change_limits(change: Callable[[Array, Array, Array | None], Limits]) -> Steps:
     """Change the limits and lengths of sequences."""
-    return {"packed_attention._sequences": lambda *limits: backend._sequence_slices(*change(*limits))}
+    return {"packed_attention._sequence_slices": lambda *limits: backend._sequence_slices(*change(*limits))}
 
 
 def _skip_empty_sequences(queries: Array, keys: Array, lengths: Array | None) -> Limits:
@@ -255,7 +255,7 @@ def unused_slots_are_multiplied_by_zero(
 
 
 @equivalent(
-    "packed_attention._sequences",
+    "packed_attention._sequence_slices",
     defect="sequences without a query are left out, of queries, keys and lengths alike",
     proof="what has no query has no row in any result",
 )
@@ -470,17 +470,17 @@ mutant("rotary", partial(change_call, "attention"), "rotary_applied_to_the_past_
             call.get("rotary_interleaved", False))}, at="rotated_key", diagnosis="rotary-of-past-again")
 _faulty_sequences(_change_limits, "empty_sequences_of_queries_skipped",
     "empty sequences are skipped in one list alone: flash-attention#2562's kind", _skip_empty_sequences)
-_faulty_sequences("packed_attention._seen_from_the_end", "packed_causality_aligned_top_left",
+_faulty_sequences("packed_attention._allowed_from_the_end", "packed_causality_aligned_top_left",
     "the other corner in each document: flash-attention before 2.1",
     _top_left_mask, diagnosis="aligned-top-left")
 _faulty_sequences(_change_limits, "limits_of_queries_taken_for_keys",
     "cu_seqlens_q passed for cu_seqlens_k: flash-attention#1713's kind",
     lambda queries, keys, lengths: (queries, np.minimum(queries, keys[-1]), None), diagnosis="limits-of-queries")
-_faulty_sequences("packed_attention._sequences", "documents_cut_at_sixteen_keys",
+_faulty_sequences("packed_attention._sequence_slices", "documents_cut_at_sixteen_keys",
     "the longest document is cut at a tile: max_seqlen too small",
     lambda *limits: [(queries, slice(keys.start, min(keys.stop, keys.start + 16)), 0)
         for queries, keys, _ in backend._sequence_slices(*limits)])
-_faulty_sequences("packed_attention_gradients._sequences", "gradients_of_sequences_that_see_each_other",
+_faulty_sequences("packed_attention_gradients._sequence_slices", "gradients_of_sequences_that_see_each_other",
     "no limits in the backward pass: transformers#46634's kind",
     lambda cu_seqlens_q, cu_seqlens_k, key_lengths: backend._sequence_slices(
         cu_seqlens_q[[0, -1]], cu_seqlens_k[[0, -1]], None), at="grad_query")
@@ -488,12 +488,12 @@ _faulty_sequences("packed_attention_gradients", "key_gradients_of_the_next_seque
     "gradients of keys are written from the start of the pack: AReaL#1103's kind",
     lambda **keywords: (gradients := backend.packed_attention_gradients(**keywords)) | {
         "grad_key": np.roll(gradients["grad_key"], 1, axis=-2)}, at="grad_key")
-_faulty_pages("_read", "last_page_is_the_one_before",
+_faulty_pages("_join_pages", "last_page_is_the_one_before",
     "a stale page: vllm#47042, the last page of a sequence is the one before it",
     lambda pages, table: backend._join_pages(pages, np.append(table[:-1], table[-2:][:1])))
-_faulty_pages("_read", "large_pages_read_by_one_tile",
+_faulty_pages("_join_pages", "large_pages_read_by_one_tile",
     "slots beyond 128 of a page are those of its first tile: flashinfer#4347",
     lambda pages, table: backend._join_pages(pages[:, np.arange(pages.shape[1]) % 128], table), dtypes=KERNEL_DTYPES)
-_faulty_pages("paged_attention._seen_from_the_end", "paged_causality_aligned_top_left",
+_faulty_pages("paged_attention._allowed_from_the_end", "paged_causality_aligned_top_left",
     "the other corner behind a cache", _top_left_mask, diagnosis="aligned-top-left")
 # fmt: on

@@ -32,7 +32,7 @@ def _change_default_scale(root_of: Callable[[Given], float]) -> Steps:
     return _change_latent_call(lambda call: {"scale": root_of(call)} if call.get("scale") is None else {})
 
 
-@control("_of_latents", why="keys and values are made of three latent vectors at a time")
+@control("_project_latents", why="keys and values are made of three latent vectors at a time")
 def made_in_chunks(latent: Array, projection: Array) -> Array:
     parts = [
         backend._project_latents(latent[:, start : start + 3], projection) for start in range(0, latent.shape[1], 3)
@@ -80,7 +80,7 @@ def _normalize_by_head(inputs: Array, weight: Array | None, norm: Norm, epsilon:
 def _replace_root(root: Callable[[Array, float], Array]) -> Steps:
     """Divide by another root, of the mean of squares or of their sum."""
     return {
-        "_rms": lambda squares, epsilon: root(squares.mean(axis=-1, keepdims=True), epsilon),
+        "_root_mean_square": lambda squares, epsilon: root(squares.mean(axis=-1, keepdims=True), epsilon),
         "_length": lambda squares, epsilon: root(squares.sum(axis=-1, keepdims=True), epsilon),
     }
 
@@ -226,7 +226,8 @@ def parts_divided_at_the_end(parts: list[Pair]) -> Pair:
 # fmt: off
 control("latent_attention", "projections_absorbed", "the projections are absorbed: no key and no value is made",
     backend.ABSORBED.latent_attention)
-control("_of_latents", "made_from_the_last_term", "the terms of a projection are added up from the last to the first",
+control("_project_latents", "made_from_the_last_term",
+    "the terms of a projection are added up from the last to the first",
     lambda latent, projection: backend._project_latents(
         np.ascontiguousarray(latent[..., ::-1]), np.ascontiguousarray(projection[:, ::-1])))
 _faulty_scale(_change_default_scale, "scale_without_the_rotated_part",
@@ -311,7 +312,7 @@ _faulty_norm("_squares", "squares_in_sixteen_bits",
     lambda rows: np.asarray(rows * rows), dtypes=("float16",))
 _faulty_norm(_replace_root, "epsilon_left_out", "epsilon is lost: microsoft/DeepSpeed#581",
     lambda square, epsilon: np.asarray(np.sqrt(square)), diagnosis="norm-epsilon-ignored")
-_faulty_norm("_rms", "epsilon_outside_the_root", "sqrt(mean) + epsilon, as in layers of other libraries",
+_faulty_norm("_root_mean_square", "epsilon_outside_the_root", "sqrt(mean) + epsilon, as in layers of other libraries",
     lambda squares, epsilon: np.asarray(np.sqrt(squares.mean(axis=-1, keepdims=True)) + epsilon),
     diagnosis="norm-epsilon-outside")
 _faulty_norm("_length", "epsilon_as_the_least_square", "sqrt(max(x.x, epsilon)), as tf.math.l2_normalize has it",
@@ -320,21 +321,21 @@ _faulty_norm("_length", "epsilon_as_the_least_square", "sqrt(max(x.x, epsilon)),
 _faulty_norm("_length", "epsilon_under_the_root_of_a_length", "sqrt(x.x + epsilon) for max(|x|, epsilon)",
     lambda squares, epsilon: np.asarray(np.sqrt(squares.sum(axis=-1, keepdims=True) + epsilon)),
     diagnosis="norm-epsilon-inside")
-_faulty_norm("_rms", "epsilon_of_another_model", "epsilon is fixed at 1e-5: amd/IRON#139",
+_faulty_norm("_root_mean_square", "epsilon_of_another_model", "epsilon is fixed at 1e-5: amd/IRON#139",
     lambda squares, epsilon: backend._root_mean_square(squares, 1e-05), diagnosis="norm-epsilon-of-1e-5")
-_faulty_norm("_rms", "epsilon_no_less_than_one_in_ten_thousand",
+_faulty_norm("_root_mean_square", "epsilon_no_less_than_one_in_ten_thousand",
     "epsilon is at least 1e-4, so that float16 has it: nntrainer#4318",
     lambda squares, epsilon: backend._root_mean_square(squares, max(epsilon, 1e-4)),
     diagnosis="norm-epsilon-at-least-1e-4")
-_faulty_norm("_rms", "epsilon_times_the_largest_square",
+_faulty_norm("_root_mean_square", "epsilon_times_the_largest_square",
     "epsilon is added behind a division by the largest element: apple/coremltools#2821",
     lambda squares, epsilon: backend._root_mean_square(
         squares, epsilon * squares.max(axis=-1, keepdims=True, initial=0)))
-_faulty_norm("_rms", "length_for_root_mean_square", "unit vectors where the model has RMSNorm",
+_faulty_norm("_root_mean_square", "length_for_root_mean_square", "unit vectors where the model has RMSNorm",
     lambda squares, epsilon: backend._length(squares, epsilon), diagnosis="norm-kind")
-_faulty_norm("_weighted", "weight_plus_one", "Gemma's weights are 1 + w, others' w",
+_faulty_norm("_multiply_by_weight", "weight_plus_one", "Gemma's weights are 1 + w, others' w",
     lambda normalized, weight: np.asarray(normalized * (1 + weight)), diagnosis="norm-weight-plus-one")
-_faulty_norm("_weighted", "norm_weights_left_out", "the weights of the norms are not loaded",
+_faulty_norm("_multiply_by_weight", "norm_weights_left_out", "the weights of the norms are not loaded",
     lambda normalized, weight: normalized, diagnosis="norm-weight-ignored")
 _faulty_norm("_normalize", "mean_subtracted", "LayerNorm for RMSNorm: the mean is subtracted",
     lambda inputs, weight, norm, epsilon, is_full: backend._normalize(inputs - inputs.mean(axis=(1, 3) if is_full

@@ -110,7 +110,7 @@ def _divide_one_operand(is_divided: Callable[[str], bool]) -> Steps:
             return lengths if is_divided(next(names)) else np.ones_like(lengths)
 
         library = numpy_with(linalg=SimpleNamespace(norm=norm))
-        as_they_are = rebind_globals(backend.cosine_scores, np=library, _near_one=lambda vectors: vectors)
+        as_they_are = rebind_globals(backend.cosine_scores, np=library, _scale_near_one=lambda vectors: vectors)
         stages: Stages = as_they_are(query, key, scale=scale)
         return stages
 
@@ -422,7 +422,8 @@ _faulty_rotary("attention_gradients._rotate", "rotary_gradient_not_turned_back",
     lambda inputs, cos, sin, interleaved: inputs, at="grad_query")
 _faulty_other_scores(_change_hidden, "additive_tanh_of_each_part", "tanh(q Wq) + tanh(k Wk) for tanh(q Wq + k Wk)",
     lambda query_part, key_part, bias: np.tanh(query_part + bias) + np.tanh(key_part + bias))
-_faulty_other_scores(lambda change: _change_lengths(change) | {"cosine_scores._near_one": lambda vectors: vectors},
+_faulty_other_scores(lambda change: _change_lengths(change) | {
+    "cosine_scores._scale_near_one": lambda vectors: vectors},
     "cosine_divided_by_squared_lengths", "the root of the squared length is missing",
     lambda lengths: np.asarray(lengths * lengths), diagnosis="cosine-times-inverse-lengths")
 _faulty_other_scores("general_scores", "bilinear_bias_added_to_the_weight",

@@ -404,7 +404,7 @@ def describe_case_changes(
     """Describe the differences of a case, a line each; ``expectations`` adds its dtypes and expected numbers.
 
     Example:
-        >>> changed({"options": {"scale": 1.0}, "name": "a"}, {"options": {"scale": 2.0}, "name": "b"})
+        >>> describe_case_changes({"options": {"scale": 1.0}, "name": "a"}, {"options": {"scale": 2.0}, "name": "b"})
         ["options {'scale': 1.0} became {'scale': 2.0}"]
     """
     names = (*_COMPUTATION_FIELDS, *_EXPECTATION_FIELDS) if expectations else _COMPUTATION_FIELDS

@@ -49,7 +49,7 @@ def command_words_of(implementation: str, again: Mapping[str, Sequence[str]]) ->
 
 
 def case_command(name: str, case: Mapping[str, Any], implementation: Sequence[str], dtype: str) -> str:
-    """Return a command about one case, by its record, on an implementation, by the words of ``words_of``."""
+    """Return a command about one case, by its record, on an implementation, by the words of ``command_words_of``."""
     from attncheck.reading.selection import case_address  # what reads cases is loaded where a command is printed
 
     target, *options = implementation

@@ -418,7 +418,7 @@ def checked_class_name(declared: object, dtype: str) -> str:
     ``{"like": "fused", "tanh": "2^-11"}`` is ``fused with tanh 2^-11``. Raises ``ValueError`` for what is none.
 
     Example:
-        >>> class_name({"like": "fused", "tanh": "2^-11", "sums": "float16"}, "bfloat16")
+        >>> checked_class_name({"like": "fused", "tanh": "2^-11", "sums": "float16"}, "bfloat16")
         'fused with tanh 2^-11 and sums float16'
     """
     if isinstance(declared, Mapping):

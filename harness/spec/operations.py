@@ -425,8 +425,10 @@ def is_option_set(option: str, options: Mapping[str, Any], inputs: Collection[st
     """Return whether a case sets an option, or an input that replaces it.
 
     Example:
-        >>> is_said("scale", {"scale": 0.0}, []), is_said("scale", {}, ["head_scale"]), is_said("scale", {}, [])
-        (True, True, False)
+        >>> is_option_set("scale", {"scale": 0.0}, []), is_option_set("scale", {}, ["head_scale"])
+        (True, True)
+        >>> is_option_set("scale", {}, [])
+        False
     """
     return options.get(option) is not None or not REPLACES[option].isdisjoint(inputs)
 

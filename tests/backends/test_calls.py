@@ -1,7 +1,7 @@
 """Modes and libraries that no check of these environments judges: the calls that each takes, and what it refuses.
 
-A few words are a call, such as ``mask past window=2:`` (``call_of`` reads them), compared with the exact answer.
-The default mode of a framework or library is not here: ``attncheck check`` judges it in every case in the same
+A few words are a call, such as ``mask past window=2:`` (``call_of`` reads them), compared with the exact
+answer. The default mode of a framework or library is not here: ``attncheck check`` judges it in every case in the same
 environment.
 """
 
