@@ -142,7 +142,12 @@ def _type_text(kind: Any) -> str:
 def implementations(*frameworks: str) -> str:
     """Return every mode of frameworks, with the rounding model that it declares in each dtype."""
     rows = (
-        (f"`{framework}.{name}`", mode.description, _models(mode), "standard cases" if mode.standard_only else "all")
+        (
+            f"`{framework}.{name}`",
+            mode.description,
+            _models(mode),
+            "standard cases" if mode.runs_only_standard_cases else "all",
+        )
         for framework in frameworks
         for name, mode in _modes(framework).items()
     )

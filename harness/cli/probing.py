@@ -192,7 +192,7 @@ def design(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write cases that cover every combination of three options and sizes.
+    """Write cases for every combination of three options or sizes.
 
     The options are those that your function supports: masks, biases, windows, caches, sinks, shared heads, widths, and
     lengths beyond a tile. They are derived from its signature and its declarations. The file is a design, which you

@@ -332,7 +332,7 @@ def bisect(
     ] = Path("results/bisect"),
     as_json: AsJson = False,
 ) -> None:
-    """Run old releases, and report the release at which each verdict changed.
+    """Run old releases to find the one that changed each verdict.
 
     Every release is installed in a separate environment in your cache folder. The exit code is 1 if a release made
     something worse, and 3 if a release could not be installed or run.

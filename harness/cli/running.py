@@ -262,7 +262,7 @@ def check(
     """Run cases, judge them and write a report."""
     request = RunRequest(options)
     if outlets.open and not options.report:
-        raise UsageError("--open opens the report, and --no-report writes none: give only one")
+        raise UsageError("--open opens the report, and --no-report writes none: give only one of them")
     if watch:
         of_outlets = {f"--{name.replace('_', '-')}": value for name, value in vars(outlets).items()}
         excluded = {"--resume": options.resume, "--properties": options.properties, "--json": as_json, **of_outlets}
