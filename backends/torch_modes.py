@@ -70,7 +70,7 @@ TORCH_MODES: tuple[Mode, ...] = (
         own_process=True,
         runs_only_standard_cases=True,
     ),
-    _sdpa_mode("sdpa", "picked", "the kernel that torch picks"),
+    _sdpa_mode("sdpa", "attention_with_chosen_kernel", "the kernel that torch picks"),
     replace(
         _sdpa_mode("sdpa_math", "math", "its math kernel, which keeps float32 between 16-bit ends"),
         classes=FUSED,

@@ -15,7 +15,7 @@ from attncheck.asking.conventions import (
     QUESTIONS,
     MeasuredConvention,
     matches_meaning,
-    measure_conventions,
+    measure_all_conventions,
     truth_of_meaning,
 )
 from attncheck.cli import app
@@ -49,7 +49,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def measured(target: str, dtype: str | None = None) -> dict[str, MeasuredConvention]:
-    found = measure_conventions(find_implementation(target), dtype, Limits(case_seconds=30))
+    found = measure_all_conventions(find_implementation(target), dtype, Limits(case_seconds=30))
     return {each.question.name: each for each in found}
 
 
