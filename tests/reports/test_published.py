@@ -67,7 +67,7 @@ def test_what_some_processors_do_alone_is_published_alike_on_all(
 ) -> None:
     (tmp_path / "known.yaml").write_text(tables_beside(__file__)["of a processor"], encoding="utf-8")
     known = load_expected_failures([tmp_path / "known.yaml"])
-    monkeypatch.setattr("attncheck.reports.comparison.bundled_expected_failures", lambda backends: known)
+    monkeypatch.setattr("attncheck.reports.comparison.load_bundled_expected_failures", lambda backends: known)
     agrees = {"case": "file/a", "stage": "output"}
     fails = agrees | {"verdict": "nonfinite", "xfail": True, "reason": "so"}
     folder = tmp_path / "published"

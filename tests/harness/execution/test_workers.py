@@ -221,7 +221,7 @@ def runners_of(
         }
         modes = tuple(Mode(name, file, "for tests", own_process=own_process) for name, file in modules.items())
         entry = BackendEntry("some", "attncheck.backends.numpy_backend", ("numpy",), modes=modes)
-        monkeypatch.setattr(module, "EVERYTHING", {"some": entry} if bundled else {})
+        monkeypatch.setattr(module, "ALL_ENTRIES", {"some": entry} if bundled else {})
         groups = [group for name in modules for group in group_by_process(Implementation(entry, name), ["float64"])]
         made.extend(group_runners(groups, Limits(case_seconds=20.0), tmp_path))
         return made
