@@ -81,7 +81,9 @@ def test_meanings_are_results_that_report_and_diff_read(write: Write, tmp_path: 
 def test_a_folder_that_holds_something_else_is_refused_before_anything_is_asked(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attncheck.asking.conventions.measure_all_conventions", Mock(side_effect=AssertionError("it was asked")))
+    monkeypatch.setattr(
+        "attncheck.asking.conventions.measure_all_conventions", Mock(side_effect=AssertionError("it was asked"))
+    )
     error = CliRunner().invoke(app, ["conventions", write(), "--output", str(tmp_path)]).exception
     assert (type(error), "holds no earlier results" in str(error)) == (OutputError, True)
 
