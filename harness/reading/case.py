@@ -244,7 +244,7 @@ _MAX_CACHED_BYTES = 1 << 24
 _ALLOWED_CLASSES = frozenset(
     {
         *((array_kinds.__name__, name) for name in vars(array_kinds)),
-        *(("attncheck.reading.case", name) for name in ("Case", "Expected")),
+        *(("attncheck.reading.case", name) for name in ("Case", "ExpectedStage")),
         *(("attncheck.reading.model", name) for name in ("Random", "Source", "TagEntry")),
         ("attncheck.reading.printed", "PrintedArray"),
         ("attncheck.spec.options", "Options"),

@@ -42,9 +42,9 @@ def origin(module: str) -> Path:
 def test_reading_the_table_and_loading_numpy_imports_no_other_framework() -> None:
     code = (
         "import sys\n"
-        "from attncheck.backends import BACKENDS, EVERYTHING\n"
-        "[entry.is_installed for entry in EVERYTHING.values()]\n"
-        "packages = {each for entry in EVERYTHING.values() for each in entry.packages}\n"
+        "from attncheck.backends import BACKENDS, ALL_ENTRIES\n"
+        "[entry.is_installed for entry in ALL_ENTRIES.values()]\n"
+        "packages = {package for entry in ALL_ENTRIES.values() for package in entry.packages}\n"
         "print(sorted(sys.modules.keys() & packages))\n"
         "print(BACKENDS['numpy'].load().__name__)\n"
         "print(sorted(sys.modules.keys() & (packages - {'numpy'} | {'pandas', 'scipy'})))"
