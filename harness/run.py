@@ -314,7 +314,8 @@ class _CaseRun:
         """Return the failing rows with what implementations do instead, as the results have them from now on."""
         if not recorder.failures:
             return []
-        from attncheck.diagnosis.run import ReturnedStages, diagnose_rows
+        from attncheck.diagnosis.failing_evaluations import ReturnedStages
+        from attncheck.diagnosis.run import diagnose_rows
         from attncheck.results.resume import replace_rows, row_key
 
         returned = ReturnedStages(self.settings.output, recorder.undiagnosed)

@@ -17,17 +17,15 @@ Without step 1's accuracy, all failing cases decide together.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from attncheck.diagnosis.decision import UNNAMED, Decision
+from attncheck.diagnosis.failing_evaluations import FailingEvaluation
 from attncheck.judging.units import Evaluation
 from attncheck.spec import ACCURACY_OF_FLOAT32
 from attncheck.spec.rounding import FORMATS
-
-if TYPE_CHECKING:
-    from attncheck.diagnosis.run import FailingEvaluation
 
 NARROW, WIDE = "float32", "float64"
 MIN_CASES = 3
@@ -38,7 +36,7 @@ _ROUNDINGS = 64
 A choice: a kernel that computes float64 in float32 usually returns the same numbers for both, and a library may add
 them in another order. A result that differs by more is decided with the other float64 results."""
 
-Decide: TypeAlias = "Callable[[Sequence[FailingEvaluation]], Mapping[Evaluation, Decision]]"
+Decide: TypeAlias = Callable[[Sequence[FailingEvaluation]], Mapping[Evaluation, Decision]]
 """Searches failing evaluations of one implementation for readings, and decides their diagnoses."""
 
 

@@ -27,16 +27,12 @@ message of a row without a name ends with the diagnosis of that one case, as ``a
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
-from attncheck.common.errors import ResultsError
 from attncheck.common.store import UnreadableEntry
 from attncheck.common.wording import CONVENTIONS_SEPARATOR, SINGLE_CASE_PREFIX
 from attncheck.diagnosis.case_evidence import Evidence, Match
@@ -51,19 +47,22 @@ from attncheck.diagnosis.decision import (
     decide,
     match_of,
 )
+from attncheck.diagnosis.failing_evaluations import (
+    FailingEvaluation,
+    ReturnedLookup,
+    evaluation_of,
+    failing_evaluations,
+)
 from attncheck.diagnosis.float64_in_float32 import decide_by_dtype, is_computed_in_float32
 from attncheck.diagnosis.on_demand import DIAGNOSIS
-from attncheck.execution.worker import Computed
 from attncheck.judging.remembered import store_key
-from attncheck.judging.units import Evaluation, Judge, is_undiagnosed
+from attncheck.judging.units import Evaluation, Judge
 from attncheck.planning.plan import Plan, Unit
-from attncheck.reading.case import Case
 from attncheck.reading.inputs import problem_from_case
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import count_scores
 from attncheck.results.format import CHANGED_BY_DIAGNOSIS, Row
-from attncheck.results.parts import ArrayParts
-from attncheck.spec import ACCURACY_PREFIX, DTYPES, EMPTY_ROWS
+from attncheck.spec import ACCURACY_PREFIX, EMPTY_ROWS
 from attncheck.spec.verdicts import WRONG_NUMBERS, Verdict
 
 if TYPE_CHECKING:
@@ -79,82 +78,6 @@ MAX_UNNAMED = 6
 """Maximum number of consecutive cases that fit no reading; the remaining cases then get no name."""
 MIN_NUMBERS_FOR_ACCURACY = 64
 """Number of elements of a stage that is enough to estimate an accuracy; few of the simplest cases have as many."""
-
-ReturnedLookup: TypeAlias = Callable[[Evaluation], Computed | None]
-"""Returns the computed stages of an evaluation; None if they are not known any more."""
-
-
-@dataclass(frozen=True, eq=False)
-class FailingEvaluation:
-    """One failing evaluation: the judged rows of its failing stages, and the returned stages if they are known.
-
-    ``right`` are the stages that do not fail.
-    """
-
-    unit: Unit
-    case: Case
-    rows: tuple[Row, ...]
-    returned: Computed | None
-    right: frozenset[str]
-
-    @property
-    def key(self) -> Evaluation:
-        """The evaluation: implementation, case and dtype."""
-        return _evaluation_of(self.rows[0])
-
-    @property
-    def kind(self) -> tuple[str, str, str]:
-        """Operation, first failing stage and verdict; cases of one kind are examined together."""
-        first = self.rows[0]
-        return first.operation, first.stage, Verdict(first.verdict).value
-
-    @property
-    def simplicity(self) -> tuple[int, int, int, int]:
-        """Sort key: number of input elements, number of inputs and options, position in the plan."""
-        shapes = self.case.input_shapes
-        arguments = len(shapes) + sum(value is not None for value in self.case.options.values())
-        elements = sum(math.prod(shape) for shape in shapes.values())
-        return elements, arguments, self.unit.case, DTYPES.index(self.unit.dtype)
-
-    @property
-    def element_count(self) -> int:
-        """Number of returned elements of the first failing stage."""
-        return 0 if self.returned is None else self.returned.stages[self.rows[0].stage].size
-
-    @property
-    def has_all_rows_judged(self) -> bool:
-        """True if all query rows were judged."""
-        return all(row.judged_rows is None for row in self.rows)
-
-    @property
-    def empty_evidence(self) -> Evidence:
-        """Evidence without a fit and without a refuted reading."""
-        return Evidence((), frozenset(), self.rows[0].stage, self.case.operation)
-
-
-@dataclass(frozen=True)
-class ReturnedStages:
-    """Returned stages of failing evaluations, from memory or from the arrays that an earlier run stored."""
-
-    directory: Path
-    known: Mapping[Evaluation, Computed]
-
-    def __call__(self, evaluation: Evaluation) -> Computed | None:
-        """Return the stages that an implementation returned for a case in a dtype; None if they were not stored."""
-        if evaluation in self.known:
-            return self.known[evaluation]
-        name, case, dtype = evaluation
-        try:
-            arrays = self._stored_arrays.of(case, dtype)
-        except ResultsError:
-            return None
-        stages = {stage: array for (implementation, stage), array in arrays.items() if implementation == name}
-        return Computed(stages) if stages else None
-
-    @cached_property
-    def _stored_arrays(self) -> ArrayParts:
-        return ArrayParts(self.directory)
-
 
 ConventionLookup: TypeAlias = Callable[[str], Sequence[str]]
 """Measures the conventions of an implementation, and returns the names of these readings (``conventions.py``)."""
@@ -183,7 +106,7 @@ def diagnose_rows(
 
 
 def _sort_key(row: Row) -> tuple[str, ...]:
-    parts = (*_evaluation_of(row), row.comparison, row.stage, row.other, row.called, row.index, row.message)
+    parts = (*evaluation_of(row), row.comparison, row.stage, row.other, row.called, row.index, row.message)
     return tuple(part or "" for part in parts)
 
 
@@ -191,7 +114,7 @@ def _diagnose_sorted(
     rows: Sequence[Row], plan: Plan, judge: Judge, returned: ReturnedLookup, ask: ConventionLookup, judged: JudgedCases
 ) -> list[Row]:
     """Diagnose sorted rows, or take the diagnosis of the same failures from the store."""
-    failing = _failing_evaluations(rows, plan, returned)
+    failing = failing_evaluations(rows, plan, returned)
     if not failing:
         return list(rows)
 
@@ -207,15 +130,15 @@ def _diagnose_sorted(
         failed = {
             (row.implementation, row.case)
             for row in rows
-            if not is_computed_in_float32(_evaluation_of(row), decisions.get(_evaluation_of(row), UNNAMED))
+            if not is_computed_in_float32(evaluation_of(row), decisions.get(evaluation_of(row), UNNAMED))
         }
         conditions = _ConditionFinder(plan, judge, judged, failed)
         decisions = _drop_rare_accuracies(decisions)
         decisions = conditions.add_conditions({failure.key: failure for failure in failing}, decisions, evidence)
         unnamed = (key for key in evidence if decisions[key] == UNNAMED)
         of_one_case = {key: match.description for key in unnamed if (match := decide({"": evidence[key]})[""].match)}
-        diagnosed = [_diagnosed_row(row, decisions.get(_evaluation_of(row)), searches.examined) for row in rows]
-        hinted = [_append_hint(row, of_one_case.get(_evaluation_of(row), "")) for row in diagnosed]
+        diagnosed = [_diagnosed_row(row, decisions.get(evaluation_of(row)), searches.examined) for row in rows]
+        hinted = [_append_hint(row, of_one_case.get(evaluation_of(row), "")) for row in diagnosed]
         return mark_dependent_numbers(hinted)
 
     def key() -> object:
@@ -243,28 +166,6 @@ def _apply_stored_changes(rows: Sequence[Row], data: bytes) -> list[Row]:
         ]
     except (ValueError, TypeError, KeyError) as error:
         raise UnreadableEntry from error
-
-
-def _evaluation_of(row: Row) -> Evaluation:
-    return row.implementation, row.case, row.dtype
-
-
-def _failing_evaluations(rows: Sequence[Row], plan: Plan, returned: ReturnedLookup) -> list[FailingEvaluation]:
-    """Return the evaluations to diagnose, the simplest first."""
-    undiagnosed: dict[Evaluation, list[Row]] = defaultdict(list)
-    failed: dict[Evaluation, set[str]] = defaultdict(set)
-    for row in rows:
-        failed[_evaluation_of(row)].add(row.stage)
-        if is_undiagnosed(row):
-            undiagnosed[_evaluation_of(row)].append(row)
-    units = {(plan.case(unit).id, unit.dtype): unit for unit in plan} if undiagnosed else {}
-    failing = []
-    for key, failing_rows in undiagnosed.items():
-        if (unit := units.get(key[1:])) is not None:
-            computed = returned(key)
-            right = frozenset() if computed is None else frozenset(computed.stages.keys() - failed[key])
-            failing.append(FailingEvaluation(unit, plan.case(unit), tuple(failing_rows), computed, right))
-    return sorted(failing, key=lambda failure: failure.simplicity)
 
 
 @dataclass(eq=False)
@@ -583,7 +484,7 @@ def _diagnosed_row(row: Row, decision: Decision | None, examined: Mapping[Evalua
         return row
     changed = apply_decision(decision, DiagnosisColumns(row.verdict, row.message, row.begins_at or ""))
     if changed is None:
-        return replace(examined.get(_evaluation_of(row), {}).get(row.stage, row), seconds=row.seconds)
+        return replace(examined.get(evaluation_of(row), {}).get(row.stage, row), seconds=row.seconds)
     convention = (changed.diagnosis or "").removeprefix("empty-rows-")
     return replace(
         row,
@@ -606,11 +507,11 @@ def mark_dependent_numbers(rows: Sequence[Row]) -> list[Row]:
     stages: dict[Evaluation, list[Row]] = {}
     for row in rows:
         if row.comparison == "stage":
-            stages.setdefault(_evaluation_of(row), []).append(row)
+            stages.setdefault(evaluation_of(row), []).append(row)
     reasons = {key: of[0] for key, of in stages.items() if all(row.verdict == Verdict.SEMANTIC for row in of)}
 
     def marked(row: Row) -> Row:
-        reason = reasons.get(_evaluation_of(row))
+        reason = reasons.get(evaluation_of(row))
         if reason is None or row.comparison in ("stage", "pair") or row.verdict not in WRONG_NUMBERS or row.xfail:
             return row
         message = f"{row.message}; {reason.message}"

@@ -244,10 +244,8 @@ _MAX_CACHED_BYTES = 1 << 24
 _ALLOWED_CLASSES = frozenset(
     {
         *((array_kinds.__name__, name) for name in vars(array_kinds)),
-        *(("attncheck.reading.case", name) for name in ("Case", "ExpectedStage")),
-        *(("attncheck.reading.model", name) for name in ("Random", "Source", "TagEntry")),
-        ("attncheck.reading.printed", "PrintedArray"),
-        ("attncheck.spec.options", "Options"),
+        *((part.__module__, part.__name__) for part in (Case, ExpectedStage, Random, Source, TagEntry)),
+        *((part.__module__, part.__name__) for part in (PrintedArray, Options)),
         *(("numpy", name) for name in ("dtype", "ndarray")),
         *(("numpy._core.multiarray", name) for name in ("_reconstruct", "scalar")),
         ("numpy._core.numeric", "_frombuffer"),

@@ -25,7 +25,8 @@ from attncheck.backends import numpy_backend
 from attncheck.common.errors import AttncheckError, UsageError
 from attncheck.common.store import CACHE_VARIABLE
 from attncheck.diagnosis import examine as examining
-from attncheck.diagnosis.run import MIN_CONFIRMING, ReturnedStages
+from attncheck.diagnosis.failing_evaluations import ReturnedStages
+from attncheck.diagnosis.run import MIN_CONFIRMING
 from attncheck.execution.worker import Computed
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import make_inputs
