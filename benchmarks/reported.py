@@ -22,7 +22,7 @@ from measuring import on_one_thread
 
 import attncheck
 from attncheck.common.wording import CONVENTIONS_SEPARATOR, count_noun
-from attncheck.reports.defects import declaration_lines, defects_of_column, diagnosis_sentence
+from attncheck.reports.defects import cause_texts, declaration_lines, defects_of_column
 from attncheck.reports.failure_patterns import pattern_lines
 
 RIGHT_NAMES: Mapping[str, frozenset[str]] = {
@@ -76,7 +76,7 @@ def outcome_of(name: str, patterns: Sequence[str]) -> tuple[str, int, list[str]]
         (column,) = frames.columns
         found = [each for each in defects_of_column(frames, column) if each.is_shown_by_calls]
         declared, located = declaration_lines(frames), pattern_lines(frames)
-        said = [text for text in (diagnosis_sentence(found), *declared, *located) if text]
+        said = [text for text in ("; ".join(cause_texts(found)), *declared, *located) if text]
     red = {case for each in found for case in each.cases}
     names = {
         part

@@ -67,6 +67,8 @@ _EXACT_SCALE_PATTERN = re.compile(r"is exactly that of scale ([^\s,]+)(?:, (.+),
 _DEFAULT_SCALE = "the default scale is"
 _SCALE_TOLERANCE = 2e-3
 """Scales are written with four digits."""
+_SHARE_WITH_ONE_SCALE = 0.9
+"""A kernel whose scale is a constant shows it in 228 of 229 stages; a choice."""
 _CALL_SPECIFIC_PATTERN = re.compile(r"\([^()]*\)|\[[^][]*\]|\d[\d.,e+-]*")
 """The parts of an error's message that differ between calls: shapes, indices and numbers."""
 
@@ -152,8 +154,14 @@ def group_by_defect(frames: Frames, all_failures: Iterable[Failure], diagnosed: 
     return [_make_defect(frames, [failure for _, failure in pairs], diagnosed) for pairs in numbered_groups.values()]
 
 
-def diagnosis_sentence(causing: Sequence[Defect]) -> str:
-    """Return why one implementation's numbers are wrong, without the last full stop; empty if no cause is known."""
+def causes_by_column(frames: Frames) -> dict[Column, list[str]]:
+    """Return the causes of each wrong implementation whose causes are known, as ``cause_texts`` lists them."""
+    texts = {column: cause_texts(defects_of_column(frames, column)) for column in frames.columns}
+    return {column: causes for column, causes in texts.items() if causes}
+
+
+def cause_texts(causing: Sequence[Defect]) -> list[str]:
+    """Return why one implementation's numbers are wrong: a text for each cause, none if no cause is known."""
     wrong = [defect for defect in causing if defect.is_shown_by_calls and defect.first.verdict in _WRONG_NUMBERS]
     named, unnamed = (
         [defect for defect in wrong if defect.diagnosis],
@@ -161,9 +169,9 @@ def diagnosis_sentence(causing: Sequence[Defect]) -> str:
     )
     hint = unnamed[0].first.message.partition(SINGLE_CASE_PREFIX)[2] if unnamed else ""
     if not named and not hint:
-        return ""
+        return []
     if len(wrong) == 1 and named:
-        return named[0].text
+        return [named[0].text]
     meant = {  # readings that an author may intend: conventions, and readings that can be declared
         part
         for defect in named
@@ -184,12 +192,12 @@ def diagnosis_sentence(causing: Sequence[Defect]) -> str:
         taken = f"{SINGLE_CASE_PREFIX}{hint}" if hint else ""
         others.append(f"no cause found ({count_noun(len(rest), 'case')}{where}{taken})")
     if not texts:
-        return "; ".join(others)
+        return others
     them = "this" if len(texts) == 1 else "these"
     outcome = f"it is right if it means {them}"
     if unexplained:
         outcome = f"if it means {them}, it is wrong in {count_noun(len(unexplained), 'case')}"
-    return f"{outcome}: {'; '.join(texts)}{'; what is left: ' if others else ''}{'; '.join(others)}"
+    return [f"{outcome}: {texts[0]}", *texts[1:], *(f"what is left: {text}" for text in others[:1]), *others[1:]]
 
 
 def _count_causes_text(causes: Sequence[_CauseCases]) -> list[str]:
@@ -363,7 +371,7 @@ def _cause_text(frames: Frames, rows: Sequence[Row]) -> str:
     if len(scales) == len(rows):  # every case may have the right scale times the same number
         first, *others = [float(match[1]) / float(match[2]) for match in scales if float(match[2])] or [math.nan]
         if not all(abs(scale - first) <= _SCALE_TOLERANCE * abs(first) for scale in (first, *others)):
-            return "the scale is another one"
+            return _common_scale_text(scales, default)
         return f"the {default}scale is {first:.4g} times the right one"
     exact = [
         (match[2] or match[1]).split(" or ") for row in rows if (match := _EXACT_SCALE_PATTERN.search(row["message"]))
@@ -380,6 +388,17 @@ def _cause_text(frames: Frames, rows: Sequence[Row]) -> str:
         opening, *more = {first.rpartition(": ")[0] for first, *_ in parts}
         return min(map("; ".join, parts), key=len) if more or not opening else opening
     return "; ".join(part for part in parts[0] if all(part in texts for texts in parts))
+
+
+def _common_scale_text(scales: Sequence[re.Match[str]], default: str) -> str:
+    """Describe fitted scales that are not all the same multiple of the right ones.
+
+    A scale is fitted to few digits if the scores hardly depend on it, so most of the cases decide.
+    """
+    (scale, count), *_ = Counter(match[1] for match in scales).most_common()
+    if count < _SHARE_WITH_ONE_SCALE * len(scales):
+        return "the scale is another one"
+    return f"the {default}scale is {scale}, whatever the right one is"
 
 
 _MAX_COMMANDS = 3

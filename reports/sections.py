@@ -115,11 +115,11 @@ def implementations_section(frames: Frames) -> Section | None:
         return None
     lacking = [
         Details(
-            f"{frames.title(entry.column, with_version=False)}: {entry.rest}",
+            f"{frames.title(entry.column, with_version=False)}: unsupported cases by missing feature",
             [Items([f"{what}: {count:,}" for what, count in entry.lacks.singly])],
         )
         for entry in coverage_by_column(frames)
-        if entry.lacks.cases or entry.lacks.functions
+        if entry.lacks.cases
     ]
     return Section("By implementation", "counts", [implementations_table(frames), *lacking])
 

@@ -10,15 +10,15 @@ from attncheck.common.wording import count_noun, truncate_list
 from attncheck.reports.coverage import selection_sentences, shortfall_lines
 from attncheck.reports.defects import (
     Defect,
+    causes_by_column,
     declaration_lines,
     defects_of_column,
-    diagnosis_sentence,
     find_defects,
     first_commands,
 )
 from attncheck.reports.document_model import Text
 from attncheck.reports.failure_patterns import pattern_lines
-from attncheck.reports.frames import Frames
+from attncheck.reports.frames import Column, Frames
 from attncheck.reports.properties import (
     broken_properties,
     explain_command,
@@ -80,25 +80,35 @@ def _broken_property_lines(broken: Sequence[tuple[Row, str]]) -> Iterator[Line]:
 
 def _answer_lines(frames: Frames, announced: Collection[str], *, quiet: bool) -> Iterator[Line]:
     """Yield which implementations agree or are wrong, and what the failing cases of wrong ones have in common."""
-    answer, wrong = make_summary(frames), [column for column in frames.columns if defects_of_column(frames, column)]
+    answer, causes = make_summary(frames), causes_by_column(frames)
     if quiet:
         yield from (Text(f"too little was judged: {line}", "red") for line in shortfall_lines(frames))
-    texts = {column: text for column in wrong if (text := diagnosis_sentence(defects_of_column(frames, column)))}
-    first = answer.word
-    is_of_one = len(wrong) == 1 and first.startswith(wrong[0].implementation)
-    if texts and is_of_one and ";" not in first and ". " not in first:
-        first = f"{first}: {next(iter(texts.values()))}"
-        texts = {}
-    opening = first if quiet or first != answer.word else answer.first_line.removesuffix(".")
-    lines = [f"{opening}."] if not quiet or first != answer.word else []
-    lines += [f"{frames.title(column, with_version=False)}: {text}." for column, text in texts.items()]
-    lines += [*declaration_lines(frames), *(f"{line}." for line in pattern_lines(frames))]
-    yield from (Text(_LINE_BREAK.sub(" ", line), "bold") for line in lines)
+    wrong = [column for column in frames.columns if defects_of_column(frames, column)]
+    is_all_about_one = len(wrong) == len(causes) == 1 and _is_one_clause_about(answer.word, wrong[0])
+    if is_all_about_one:
+        yield from _lines_of_causes(answer.word, causes[wrong[0]])
+    else:
+        yield from [] if quiet else [Text(_LINE_BREAK.sub(" ", answer.first_line), "bold")]
+        for column, texts in causes.items():
+            yield from _lines_of_causes(frames.title(column, with_version=False), texts)
+    common = [*declaration_lines(frames), *(f"{line}." for line in pattern_lines(frames))]
+    yield from (Text(_LINE_BREAK.sub(" ", line), "bold") for line in common)
     if not quiet:
-        yield from [f"{answer.judged}."] if first != answer.word and answer.judged else []
+        yield from [f"{answer.judged}."] if is_all_about_one and answer.judged else []
         yield from (*answer.warnings, *selection_sentences(frames)) if wrong else answer.sentences
         yield from (f"{note}." for note in frames.notes if note not in announced)
         yield implementations_table(frames)
+
+
+def _is_one_clause_about(headline: str, column: Column) -> bool:
+    """Return whether a headline reports only that one implementation is wrong."""
+    return headline.startswith(column.implementation) and ";" not in headline and ". " not in headline
+
+
+def _lines_of_causes(opening: str, texts: Sequence[str]) -> Iterator[Line]:
+    """Yield the opening, and each cause on a line of its own below it."""
+    yield Text(_LINE_BREAK.sub(" ", f"{opening}:"), "bold")
+    yield from (Text(f"  {_LINE_BREAK.sub(' ', text)}", "bold") for text in texts)
 
 
 def _defect_lines(frames: Frames, defect: Defect) -> list[str]:

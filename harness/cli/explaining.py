@@ -180,7 +180,7 @@ def _reduce_failure(answer: Answer, subject: _CaseSubject, limits: Limits) -> tu
     from attncheck.searching.search import reduce_case
 
     patient = replace(limits, keep_going=True)
-    reduced = reduce_case(subject.case, subject.implementation, subject.dtype, patient)
+    reduced = reduce_case(subject.case, subject.implementation, subject.dtype, patient, answer)
     if reduced.problem is None or not reduced.tries:
         return answer, 0
     typer.echo(f"attncheck: reduced in {reduced.tries} tries; --no-reduce keeps the case as it is", err=True)

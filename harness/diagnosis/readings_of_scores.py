@@ -217,8 +217,8 @@ def _append_zero_scores(count: Callable[[int], int]) -> Change:
 
 
 _ZERO_SCORE_COUNTS: Sequence[tuple[str, str, Callable[[int], int]]] = (
-    ("one", "one further key", lambda keys: 1),
-    *((f"to-tiles-of-{tile}", f"further keys, up to a multiple of {tile},",
+    ("one", "a padding key", lambda keys: 1),
+    *((f"to-tiles-of-{tile}", f"padding keys up to a multiple of {tile}",
        partial(lambda tile, keys: -keys % tile, tile))
       for tile in (8, 16, 32, 64, 128)),
 )  # fmt: skip
@@ -240,7 +240,8 @@ _SCORE_AND_SOFTCAP_READINGS = (
                 sinks=_multiply_finite(problem.inputs["sinks"], scale_of(problem) if has_scale(problem) else 1.0)
             ), "sinks", "weights"),
     *(
-        Reading(f"zero-score-keys-{slug}", f"as if {words} of score 0 took part: the weights add up to less than 1",
+        Reading(f"zero-score-keys-{slug}",
+                f"as if {words} (score 0) were not masked: the weights add up to less than 1",
                 _append_zero_scores(count), stage="weights")
         for slug, words, count in _ZERO_SCORE_COUNTS
     ),

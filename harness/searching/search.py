@@ -396,16 +396,22 @@ class ReducedCase:
     is_smallest: bool = False
 
 
-def reduce_case(case: Case, implementation: Implementation, dtype: str, limits: Limits) -> ReducedCase:
-    """Reduce a case that fails in a fresh process. Raises ``CaseError`` if a list of expected failures is invalid."""
-    with Engine(limits) as engine:
-        plain = engine.run_in_new_process(implementation, Question(case, dtype))
+def reduce_case(
+    case: Case, implementation: Implementation, dtype: str, limits: Limits, plain: Answer | None = None
+) -> ReducedCase:
+    """Reduce a case that fails in a fresh process; ``plain`` is the answer to the case there, if it is known.
+
+    Raises ``CaseError`` if a list of expected failures is invalid.
+    """
+    if plain is None:
+        with Engine(limits) as engine:
+            plain = engine.run_in_new_process(implementation, Question(case, dtype))
     if not plain.fails:
         return ReducedCase(plain)
     subject = ProblemSubject(implementation, Engine(limits, expected_failures=()))
     try:
         problem = concrete_problem(case, dtype)
-        wanted = symptom_of(subject.run_in_new_process(problem))
+        wanted = subject.symptom(problem)  # the first call of a worker is a call in a new process
         if wanted is None:  # its numbers are not the cause of the failure
             return ReducedCase(plain, problem, problem)
         reduced = reduce_problem(problem, lambda simpler: subject.symptom(simpler) == wanted, MAX_TRIES, MAX_SECONDS)

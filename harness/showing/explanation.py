@@ -25,6 +25,7 @@ from attncheck.spec.verdicts import Verdict
 
 _MAX_LISTED_CALLS = 10
 """Most calls that are listed."""
+_OWN_STEP_LEGEND = "own step: error of this stage only, recomputed from the implementation's previous stage."
 
 
 def explanation_text(answer: Answer, tags: Mapping[str, TagEntry]) -> str:
@@ -60,14 +61,7 @@ def explanation_lines(answer: Answer, tags: Mapping[str, TagEntry]) -> Iterator[
         if judgement.judged_rows is not None and judgement.query_rows is not None
     )
     yield from islice(sampled, 1)
-    yield Text(
-        (
-            "error/bound: 1 is the largest error that is possible. z: error relative to typical rounding noise. "
-            "own step: error of this stage only, recomputed from the implementation's previous stage."
-        ),
-        "dim",
-    )
-    yield from (Text(line, "dim") for line in _condition_lines(answer))
+    yield from (Text(line, "dim") for line in _legend_lines(answer))
     yield ""
     yield from (Text(line, "red" if answer.begins_at else "") for line in _diagnosis_lines(answer))
 
@@ -126,8 +120,15 @@ def shapes_and_options_line(shapes: Mapping[str, tuple[int, ...]], options: Mapp
     return "; ".join(filter(None, (inputs, ", ".join(f"{name} = {value}" for name, value in options.items()))))
 
 
+def _has_different_own_steps(answer: Answer) -> bool:
+    """Return whether a stage's own step has another error than the stage; not if only the output is returned."""
+    return any(_error_cells(stage.accumulated) != _error_cells(stage.introduced) for stage in answer.judgements)
+
+
 def _stage_table(answer: Answer) -> Table:
-    headings = ("stage", "verdict", "error/bound", "z", "own step: error/bound", "z", "condition")
+    shows_own_steps = _has_different_own_steps(answer)
+    own_step = ("own step: error/bound", "z") if shows_own_steps else ()
+    headings = ("stage", "verdict", "error/bound", "z", *own_step, "condition")
     rows = []
     for judgement in answer.judgements:
         here = " <- begins here" if judgement.stage == answer.begins_at else ""
@@ -138,18 +139,24 @@ def _stage_table(answer: Answer) -> Table:
                 judgement.stage,
                 f"{judgement.verdict}{' (noisy)' if judgement.is_noisy else ''}{here}",
                 *_error_cells(judgement.accumulated),
-                *_error_cells(judgement.introduced),
+                *(_error_cells(judgement.introduced) if shows_own_steps else ()),
                 f"{condition.median:.3g}{ill}" if condition else "-",
             )
         )
-    return Table("Stages", headings, rows, "llrrrrr")
+    return Table("Stages", headings, rows, "llrrr" + "r" * len(own_step))
 
 
-def _condition_lines(answer: Answer) -> Iterator[str]:
-    """Yield the meaning of condition, and the stages with ill-conditioned numbers, for which agreement says little."""
+def _legend_lines(answer: Answer) -> Iterator[str]:
+    """Yield what the columns are, and the stages with ill-conditioned numbers, for which agreement says little."""
+    yield " ".join(
+        (
+            "error/bound: 1 is the largest error that is possible. z: error relative to typical rounding noise.",
+            *([_OWN_STEP_LEGEND] if _has_different_own_steps(answer) else []),
+            *(["condition: median error bound, in ulps of the result."] if answer.conditioning else []),
+        )
+    )
     if not answer.conditioning:
         return
-    yield "condition: median error bound, in ulps of the result."
     conditions = answer.conditioning.items()
     ill = [f"{name} {stage.ill:,} of {stage.elements:,}" for name, stage in conditions if stage.ill]
     if ill:

@@ -184,6 +184,16 @@ def template_environment() -> Environment:
     )
 
 
+def with_breaks_after_dots(text: str) -> Markup:
+    """Return a text in which a browser may break a dotted name after each dot, rather than inside a word.
+
+    Example:
+        >>> with_breaks_after_dots("torch.compile_output is wrong.")
+        Markup('torch.<wbr>compile_output is wrong.')
+    """
+    return Markup(re.sub(r"(?<=[A-Za-z_]\.)(?=[A-Za-z_])", "<wbr>", escape(text)))
+
+
 def render_macro(name: str, *values: object) -> Markup:
     """Draw a figure of the page by its macro."""
     return Markup(getattr(template_environment().get_template("figures.html").module, name)(*values))

@@ -19,7 +19,7 @@ from attncheck.common.errors import ExitCode
 from attncheck.reports import sections
 from attncheck.reports.cells import CellRow, State, cell_table, distinct_states, is_unsupported_everywhere
 from attncheck.reports.coverage import coverage_by_column
-from attncheck.reports.defects import find_defects
+from attncheck.reports.defects import causes_by_column, find_defects
 from attncheck.reports.document_model import LINE_BREAK, Inline, Mark, Page, Section, Table, Text, anchor_of
 from attncheck.reports.frames import Frames, documents_of, sampled_row_texts, select_expected_failures, select_failing
 from attncheck.reports.html import contents, evidence
@@ -67,6 +67,10 @@ def template_variables(frames: Frames, budget: contents.Budget) -> dict[str, Any
         "symbol": symbol,
         "frames": frames,
         "wrong": sections.defects_section(frames, budget.wrong, most_cases=budget.listed, pictures=pictures, maps=maps),
+        "causes": [
+            (frames.title(column, with_version=False), texts) for column, texts in causes_by_column(frames).items()
+        ],
+        "with_breaks": contents.with_breaks_after_dots,
         "counts": sections.implementations_section(frames),
         # that of most failing cases first, so that a narrow screen shows it
         "columns": sorted(frames.columns, key=lambda column: -failing_in[column]),

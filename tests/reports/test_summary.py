@@ -19,7 +19,7 @@ from attncheck.reports import ci
 from attncheck.reports.cells import State, cell_table
 from attncheck.reports.ci import Badge, annotation_lines, make_badge
 from attncheck.reports.coverage import coverage_by_column
-from attncheck.reports.defects import diagnosis_sentence, find_defects, first_commands, thread_address
+from attncheck.reports.defects import cause_texts, find_defects, first_commands, thread_address
 from attncheck.reports.document_model import Mark
 from attncheck.reports.failure_patterns import (
     candidate_patterns,
@@ -244,7 +244,7 @@ def test_a_diagnosis_is_one_defect_at_whatever_stage_and_in_whatever_dtype_it_wa
     ]
     nameless = "no cause found (1 case: file/2; taken by itself: the window is ignored)"
     meant = "if it means this, it is wrong in 1 case: bottom-right; meant top-left (2 cases)"
-    assert diagnosis_sentence(found) == f"{meant}; what is left: {nameless}"
+    assert cause_texts(found) == [meant, f"what is left: {nameless}"]
     first, second = annotation_lines(frames, REPORT)
     assert "title=aligned-bottom-right%3A numpy.eager in float64%2C float32::2 cases, the simplest " in first
     assert "title=nonfinite%3A numpy.eager in float64::" in second

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
-VOID = {"meta", "link", "br", "input", "hr", "img"}
+VOID = {"meta", "link", "br", "input", "hr", "img", "wbr"}
 """Elements without an end."""
 
 
