@@ -84,16 +84,25 @@ def _to_plain_data(value: Any) -> Any:
 
 @lru_cache
 def digest_of_code(modules: tuple[str, ...], distributions: tuple[str, ...]) -> str:
-    """Return a digest of the sources of modules, and of the versions of distributions that they use.
+    """Return a digest of the sources of modules, and of the versions of Python and distributions that they use.
 
     Args:
-        modules: Modules and packages, by the names by which they are imported; of a package everything below counts.
-        distributions: Installed distributions whose version counts, beside Python's own.
+        modules: As in ``digest_of_sources``.
+        distributions: Installed distributions whose version counts, in addition to Python's.
     """
-    code = [
-        (name, path.as_posix(), (root / path).read_bytes()) for name in modules for root, path in _source_files(name)
-    ]
-    return digest_of(code, sys.version, [(name, _installed_version(name)) for name in distributions])
+    versions = [(name, _installed_version(name)) for name in distributions]
+    return digest_of(digest_of_sources(modules), sys.version, versions)
+
+
+@lru_cache
+def digest_of_sources(modules: tuple[str, ...]) -> str:
+    """Return a digest of the sources of modules and packages, by the names by which they are imported.
+
+    Everything below a package counts.
+    """
+    return digest_of(
+        [(name, path.as_posix(), (root / path).read_bytes()) for name in modules for root, path in _source_files(name)]
+    )
 
 
 def _source_files(name: str) -> Iterable[tuple[Path, Path]]:

@@ -22,6 +22,7 @@ from attncheck.common.wording import DocumentLayout, layout_of
 from attncheck.reading import array_kinds
 from attncheck.reading.array_kinds import Array, PrintedInput, Reference
 from attncheck.reading.model import TAG_FILE, Random, Source, TagEntry
+from attncheck.reading.parsed_corpus import READING_CODE, key_of_file, read_entry
 from attncheck.reading.printed import PrintedArray, PrintedRounding, parse_printed
 from attncheck.spec import InputSpec, Options, Shape, input_specs
 
@@ -236,8 +237,6 @@ def _unpack_cases(part: bytes) -> list[Case]:
     return cases
 
 
-_READING_MODULES = ("reading", "spec", "backends.contract", "common")
-READING_CODE = tuple(f"attncheck.{part}" for part in _READING_MODULES)
 _READING_PACKAGES = ("numpy", "pydantic", "PyYAML", "ruamel.yaml")
 # 32 times the size that a case file may have (``yaml_reader.MAX_BYTES``): a larger file is refused without a digest.
 _MAX_CACHED_BYTES = 1 << 24
@@ -265,7 +264,7 @@ def load_cached_case_file(path: Path, named: object, store: Store, load: Callabl
 def load_cached_tags(folder: Path, store: Store, load: Callable[[], dict[str, TagEntry]]) -> dict[str, TagEntry]:
     """Return the cached tags of a folder's tags.yaml, or else those of ``load``; raises the errors of ``load``."""
     return _load_cached(
-        folder / TAG_FILE, TAG_FILE, store, load, _pack, lambda data: _unpack_checked(data, dict, TagEntry)
+        folder / TAG_FILE, TAG_FILE, store, load, pack_tags, lambda data: _unpack_checked(data, dict, TagEntry)
     )
 
 
@@ -277,12 +276,16 @@ def _load_cached(
     encode: Callable[[Loaded], bytes],
     decode: Callable[[bytes], Loaded],
 ) -> Loaded:
-    """Return the cached result for a file's bytes; call ``load`` if there is none or the file cannot be cached."""
+    """Return the result that the build or the store has for a file's bytes; call ``load`` if neither has one."""
     try:
-        content = None if store.folder is None or path.stat().st_size > _MAX_CACHED_BYTES else path.read_bytes()
+        content = None if path.stat().st_size > _MAX_CACHED_BYTES else path.read_bytes()
     except OSError:
         content = None
     if content is None:
+        return load()
+    if (parsed := read_entry(key_of_file(content, named))) is not None:
+        return decode(parsed)
+    if store.folder is None:
         return load()
     digest = digest_of(digest_of_code(READING_CODE, _READING_PACKAGES), content, named)
     return store.remembered(lambda: Key("cases", digest), load, encode, decode)
@@ -311,6 +314,11 @@ def deserialize_cases(data: bytes) -> list[Case]:
     """Read cases that ``serialize_cases`` wrote. Raises ``UnreadableEntry``."""
     cases: list[Case] = _unpack_checked(data, list, Case)
     return cases
+
+
+def pack_tags(tags: dict[str, TagEntry]) -> bytes:
+    """Return tags as bytes."""
+    return _pack(tags)
 
 
 def _pack(value: object) -> bytes:

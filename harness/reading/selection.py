@@ -193,7 +193,7 @@ def check_user_files(
         if not path_exists(base / pattern):
             continue
         if bundled is None:
-            bundled = _bundled_case_files()
+            bundled = bundled_case_files()
             _add_tags(bundled_cases_folder(), f"{BUNDLED_PREFIX}/{TAG_FILE}", reading)
         for _ in _read_user_files(pattern, base, reading, bundled, several=len(patterns) > 1) or ():
             pass
@@ -201,7 +201,8 @@ def check_user_files(
         raise CaseError(list(dict.fromkeys(reading.faults)))
 
 
-def _bundled_case_files() -> list[_CaseFile]:
+def bundled_case_files() -> list[_CaseFile]:
+    """Return the bundled case files."""
     root = bundled_cases_folder()
     return [_CaseFile(path, f"{BUNDLED_PREFIX}/{path.relative_to(root).as_posix()}") for path in _find_case_files(root)]
 
@@ -235,7 +236,7 @@ def _case_glob(pattern: str) -> str:
 
 
 def _read_matching_cases(pattern: str, base: Path, reading: _ReadingState, *, several: bool) -> Iterator[_FileAndCase]:
-    bundled, glob = _bundled_case_files(), _case_glob(pattern)
+    bundled, glob = bundled_case_files(), _case_glob(pattern)
     if (user_cases := _read_user_files(pattern, base, reading, bundled, several=several)) is not None:
         yield from user_cases
         return

@@ -34,8 +34,9 @@ from attncheck.judging.remembered import (
     store_key_of_rows,
 )
 from attncheck.judging.units import Judge, StoredUnit, UnitResult
-from attncheck.reading.case import READING_CODE, UNJUDGED_FIELDS, Case
+from attncheck.reading.case import UNJUDGED_FIELDS, Case
 from attncheck.reading.inputs import RoundedInputs, make_inputs, problem_from_case
+from attncheck.reading.parsed_corpus import READING_CODE
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row
 from attncheck.spec import Options

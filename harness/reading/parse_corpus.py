@@ -1,0 +1,30 @@
+"""Parse the bundled case files when a wheel is built: ``python -m attncheck.reading.parse_corpus FILE``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from attncheck.reading.case import pack_tags, serialize_cases
+from attncheck.reading.loader import load_case_file, load_tags
+from attncheck.reading.model import TAG_FILE
+from attncheck.reading.parsed_corpus import key_of_file, write_entries
+from attncheck.reading.selection import BUNDLED_PREFIX, bundled_case_files, bundled_cases_folder
+
+
+def parse_bundled_files() -> Iterator[tuple[str, bytes]]:
+    """Yield the key and the parsed content of the bundled tags and of each bundled case file.
+
+    Raises ``CaseError`` if one is wrong.
+    """
+    folder = bundled_cases_folder()
+    tags = load_tags(folder, f"{BUNDLED_PREFIX}/{TAG_FILE}")
+    yield key_of_file((folder / TAG_FILE).read_bytes(), TAG_FILE), pack_tags(tags)
+    for file in bundled_case_files():
+        named = file.name, file.id_prefix, sorted(tags)
+        yield key_of_file(file.path.read_bytes(), named), serialize_cases(load_case_file(file.path, *named))
+
+
+if __name__ == "__main__":
+    write_entries(Path(sys.argv[1]), parse_bundled_files())
