@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 from attncheck.common.wording import count_noun, truncate_list
 from attncheck.reports.coverage import selection_sentences, shortfall_lines
@@ -39,10 +38,8 @@ _MAX_BROKEN_PROPERTIES = 20
 _LINE_BREAK = re.compile(r"\s*[\r\n]\s*")
 
 
-def summary_lines(
-    frames: Frames, path: Path, *, quiet: bool, announced: Collection[str] = (), ending: str = "Report"
-) -> Iterator[Line]:
-    """Yield the answer, a count of verdicts per implementation, the defects, and the path of the report.
+def summary_lines(frames: Frames, *, quiet: bool, announced: Collection[str] = ()) -> Iterator[Line]:
+    """Yield the answer, a count of verdicts per implementation, the defects, and commands that explain them.
 
     If an implementation is wrong, a short answer comes first; the report has the rest. If ``quiet``, yield only the
     defects. Notes that were ``announced`` already are not repeated.
@@ -51,7 +48,6 @@ def summary_lines(
     yield from _wrong_lines(frames)
     if not quiet:
         yield from (f"Why: {command}" for command in first_commands(frames))
-        yield f"{ending}: {path}"
 
 
 def _wrong_lines(frames: Frames) -> Iterator[Line]:

@@ -11,13 +11,11 @@ import typer
 
 from attncheck.cli.app import app, examples_epilog
 from attncheck.cli.output import (
-    ReportLocation,
     make_document,
     print_and_exit,
     read_frames_of_runs,
-    show_answer,
     split_names,
-    write_frames,
+    write_and_show,
 )
 from attncheck.cli.parameters import AsJson
 from attncheck.common.errors import ExitCode, OnnxDataError, UsageError
@@ -161,8 +159,8 @@ def vectors(
         recorded = RecordedOutputs(folder, outputs, _models_by_dtype(split_names(rounding_model)))
         judge_recorded(recorded, selection, dtypes, output)
         frames = read_frames_of_runs([output])
-        code, place = comparison_exit_code(frames), ReportLocation(output, write_frames(frames, output / REPORT_FOLDER))
-        show_answer(frames, place, code, as_json="vectors verify" if as_json else "", quiet=quiet)
+        code, command = comparison_exit_code(frames), "vectors verify" if as_json else ""
+        write_and_show(frames, output, output / REPORT_FOLDER, code, as_json=command, quiet=quiet)
         raise typer.Exit(code)
     from attncheck.interchange.vectors import DEFAULT_MODELS, export_lines, export_vectors
 

@@ -182,32 +182,37 @@ class ReportLocation:
         return self.results if self.report is None else self.report
 
 
-def show_answer(
+def write_and_show(
     frames: Frames,
-    place: ReportLocation,
+    results: Path,
+    folder: Path | None,
     code: ExitCode,
     *,
     as_json: str = "",
     quiet: bool,
     announced: Collection[str] = (),
-) -> None:
-    """Print the answer, for people, or as JSON of the command that is named.
+) -> ReportLocation:
+    """Print the answer and write the report to ``folder``, if one is named; return where both are.
 
-    People are not told again what was ``announced``.
+    People read the answer while the report is written; notes that were ``announced`` are not repeated. With
+    ``as_json``, the name of a command, its JSON document is printed when the report is there.
     """
     from attncheck.reports.outcome import outcome_document
     from attncheck.reports.short_form import summary_lines
     from attncheck.reports.terminal import print_lines
     from attncheck.settings.commands import shell_command
 
+    if not as_json:
+        print_lines(summary_lines(frames, quiet=quiet, announced=announced))
+    place = ReportLocation(results, None if folder is None else write_frames(frames, folder))
     if as_json:
-        print_document(outcome_document(frames, code, command=as_json, report=place.report, results=place.results))
-        return
-    page = None if place.report is None else place.report.with_suffix(".html")
-    ending = "Results" if page is None else "Report"
-    print_lines(summary_lines(frames, page or place.results, quiet=quiet, announced=announced, ending=ending))
-    if page is None and not quiet:
-        typer.echo(f"Report: not written; {shell_command(['attncheck', 'report', str(place.results)])} writes it")
+        print_document(outcome_document(frames, code, command=as_json, report=place.report, results=results))
+    elif not quiet and place.report is not None:
+        typer.echo(f"Report: {place.report.with_suffix('.html')}")
+    elif not quiet:
+        typer.echo(f"Results: {results}")
+        typer.echo(f"Report: not written; {shell_command(['attncheck', 'report', str(results)])} writes it")
+    return place
 
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"

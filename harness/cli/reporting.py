@@ -11,14 +11,12 @@ import typer
 from attncheck.cli.app import app, examples_epilog
 from attncheck.cli.completion import complete_implementation
 from attncheck.cli.output import (
-    ReportLocation,
     make_document,
     print_and_exit,
     read_frames_of_runs,
-    show_answer,
     split_names,
+    write_and_show,
     write_ci_outputs,
-    write_frames,
 )
 from attncheck.cli.parameters import AnyRunFolders, AsJson, OutputFormats, RunFolders, output_option
 from attncheck.common.errors import ExitCode, ResultsError, UsageError
@@ -59,8 +57,7 @@ def report(
     from attncheck.reports.summary import comparison_exit_code
 
     code = comparison_exit_code(frames)
-    place = ReportLocation(runs[0], write_frames(frames, output))
-    show_answer(frames, place, code, as_json="report" if as_json else "", quiet=quiet)
+    place = write_and_show(frames, runs[0], output, code, as_json="report" if as_json else "", quiet=quiet)
     write_ci_outputs(frames, place, outlets, as_json=as_json)
     raise typer.Exit(code)
 

@@ -18,10 +18,9 @@ import typer
 
 from attncheck.cli.app import app, examples_epilog
 from attncheck.cli.output import (
-    ReportLocation,
     print_faults,
     read_frames_of_runs,
-    show_answer,
+    write_and_show,
     write_ci_outputs,
     write_frames,
 )
@@ -288,16 +287,16 @@ def write_page(options: RunOptions) -> None:
 def _report_and_show(
     request: RunRequest, summary: RunSummary, outlets: OutputFormats | None = None, *, as_json: bool = False
 ) -> None:
-    """Write the report, if one is wanted, and show the answer."""
+    """Show the answer, and write the report, if one is wanted: people read the answer while the report is written."""
     from attncheck.results.format import REPORT_FOLDER
 
-    options = request.options
+    options, name = request.options, "check" if as_json else ""
     with request.times.of("report"):
         frames = read_frames_of_runs([options.output])
-        path = write_frames(frames, options.output / REPORT_FOLDER) if options.report else None
-    place = ReportLocation(options.output, path)
-    name = "check" if as_json else ""
-    show_answer(frames, place, summary.exit_code, as_json=name, quiet=options.quiet, announced=frames.announced)
+        folder = options.output / REPORT_FOLDER if options.report else None
+        quiet, announced = options.quiet, frames.announced
+        code = summary.exit_code
+        place = write_and_show(frames, options.output, folder, code, as_json=name, quiet=quiet, announced=announced)
     if options.verbose:
         typer.echo(f"attncheck: time, of processes side by side added up: {request.times}", err=True)
     if outlets is not None:

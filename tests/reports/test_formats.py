@@ -176,7 +176,7 @@ def formats_of(frames: Frames) -> dict[str, str]:
     """Return what each format of text has of results."""
     terminal = io.StringIO()
     with redirect_stdout(terminal):
-        print_lines(summary_lines(frames, Path("report.md"), quiet=False))
+        print_lines(summary_lines(frames, quiet=False))
     return {
         "terminal": terminal.getvalue(),
         "markdown": markdown.render_markdown(frames),
@@ -263,7 +263,7 @@ def written(hostile_frames: Frames, tmp_path: Path, capsys: pytest.CaptureFixtur
     append_summary(render_ci_summary(hostile_frames, Path("report.md")), folder / "summary.md")
     lines = annotation_lines(hostile_frames, Path("report.md"))
     (folder / "stdout.txt").write_text("\n".join(lines), encoding="utf-8")
-    print_lines(summary_lines(hostile_frames, Path("report.md"), quiet=False))
+    print_lines(summary_lines(hostile_frames, quiet=False))
     (folder / "terminal.txt").write_text(capsys.readouterr().out, encoding="utf-8")
     return folder
 
@@ -610,5 +610,5 @@ def test_what_is_wrong_is_one_line_also_when_it_is_long_and_where_all_agree_noth
             ],
         ),
     ):
-        print_lines(summary_lines(hand.frames(rows), Path("here/report.html"), quiet=True))
+        print_lines(summary_lines(hand.frames(rows), quiet=True))
         assert capsys.readouterr().out.splitlines() == lines
