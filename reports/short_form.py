@@ -17,7 +17,7 @@ from attncheck.reports.defects import (
 )
 from attncheck.reports.document_model import Text
 from attncheck.reports.failure_patterns import pattern_lines
-from attncheck.reports.frames import Column, Frames
+from attncheck.reports.frames import Frames
 from attncheck.reports.properties import (
     broken_properties,
     explain_command,
@@ -80,7 +80,10 @@ def _answer_lines(frames: Frames, announced: Collection[str], *, quiet: bool) ->
     if quiet:
         yield from (Text(f"too little was judged: {line}", "red") for line in shortfall_lines(frames))
     wrong = [column for column in frames.columns if defects_of_column(frames, column)]
-    is_all_about_one = len(wrong) == len(causes) == 1 and _is_one_clause_about(answer.word, wrong[0])
+    is_one_clause = ";" not in answer.word and ". " not in answer.word
+    is_all_about_one = (
+        len(wrong) == len(causes) == 1 and answer.word.startswith(wrong[0].implementation) and is_one_clause
+    )
     if is_all_about_one:
         yield from _lines_of_causes(answer.word, causes[wrong[0]])
     else:
@@ -94,11 +97,6 @@ def _answer_lines(frames: Frames, announced: Collection[str], *, quiet: bool) ->
         yield from (*answer.warnings, *selection_sentences(frames)) if wrong else answer.sentences
         yield from (f"{note}." for note in frames.notes if note not in announced)
         yield implementations_table(frames)
-
-
-def _is_one_clause_about(headline: str, column: Column) -> bool:
-    """Return whether a headline reports only that one implementation is wrong."""
-    return headline.startswith(column.implementation) and ";" not in headline and ". " not in headline
 
 
 def _lines_of_causes(opening: str, texts: Sequence[str]) -> Iterator[Line]:

@@ -210,7 +210,7 @@ class PackedCases(Sequence[Case]):
         self._order.append(len(self._parts) * CASES_PER_PACK + len(self._open))
         self._open.append(case)
         if len(self._open) == CASES_PER_PACK:
-            self._parts.append(_pack(self._open))
+            self._parts.append(pack_value(self._open))
             self._open = []
 
     def reorder(self, order: Iterable[int]) -> None:
@@ -264,7 +264,7 @@ def load_cached_case_file(path: Path, named: object, store: Store, load: Callabl
 def load_cached_tags(folder: Path, store: Store, load: Callable[[], dict[str, TagEntry]]) -> dict[str, TagEntry]:
     """Return the cached tags of a folder's tags.yaml, or else those of ``load``; raises the errors of ``load``."""
     return _load_cached(
-        folder / TAG_FILE, TAG_FILE, store, load, pack_tags, lambda data: _unpack_checked(data, dict, TagEntry)
+        folder / TAG_FILE, TAG_FILE, store, load, pack_value, lambda data: _unpack_checked(data, dict, TagEntry)
     )
 
 
@@ -307,7 +307,7 @@ def serialize_cases(cases: list[Case]) -> bytes:
     """Return cases as bytes, each with its digest."""
     for case in cases:
         assert case.digest
-    return _pack(cases)
+    return pack_value(cases)
 
 
 def deserialize_cases(data: bytes) -> list[Case]:
@@ -316,12 +316,8 @@ def deserialize_cases(data: bytes) -> list[Case]:
     return cases
 
 
-def pack_tags(tags: dict[str, TagEntry]) -> bytes:
-    """Return tags as bytes."""
-    return _pack(tags)
-
-
-def _pack(value: object) -> bytes:
+def pack_value(value: object) -> bytes:
+    """Return cases or tags as bytes."""
     return zlib.compress(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), 1)
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from attncheck.reading.case import pack_tags, serialize_cases
+from attncheck.reading.case import pack_value, serialize_cases
 from attncheck.reading.loader import load_case_file, load_tags
 from attncheck.reading.model import TAG_FILE
 from attncheck.reading.parsed_corpus import key_of_file, write_entries
@@ -20,7 +20,7 @@ def parse_bundled_files() -> Iterator[tuple[str, bytes]]:
     """
     folder = bundled_cases_folder()
     tags = load_tags(folder, f"{BUNDLED_PREFIX}/{TAG_FILE}")
-    yield key_of_file((folder / TAG_FILE).read_bytes(), TAG_FILE), pack_tags(tags)
+    yield key_of_file((folder / TAG_FILE).read_bytes(), TAG_FILE), pack_value(tags)
     for file in bundled_case_files():
         named = file.name, file.id_prefix, sorted(tags)
         yield key_of_file(file.path.read_bytes(), named), serialize_cases(load_case_file(file.path, *named))

@@ -307,7 +307,7 @@ def test_a_question_with_arrays_of_ones_own_is_judged_by_its_exact_answer() -> N
     assert {row.stage for row in right.rows} == {"output"}
     assert not wrong.agrees
     assert wrong.diagnosis == "scale-default"
-    assert "<- begins here" in explain(wrong)
+    assert "error/bound" in explain(wrong)
 
 
 def with_scale_of_all_heads(query: Array, key: Array, value: Array) -> Array:
