@@ -33,10 +33,10 @@ from attncheck.common.errors import CaseError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.mutation import entry_of
-from attncheck.mutation.catalogue import BY_HAND
+from attncheck.mutation.catalogue import HAND_WRITTEN_FAULTS
 from attncheck.mutation.judgement import first_wrong_stage
 from attncheck.mutation.mutant import Mutant
-from attncheck.mutation.unit import Unit, UnitScorer
+from attncheck.mutation.unit import SeededUnit, UnitScorer
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import format_shape
 from attncheck.searching.concrete import case_of_problem, required_features
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n".join(lines))
     if options.reduce:
         print("\n".join(_reduced_lines(found, options.reduce)))
-    return 0 if len(found) == len(BY_HAND) * len(seeds) else 1
+    return 0 if len(found) == len(HAND_WRITTEN_FAULTS) * len(seeds) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -92,7 +92,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def search_for_all(seed: int, seconds: float, problems: int, mutants: Sequence[Mutant] = BY_HAND) -> Iterator[Found]:
+def search_for_all(
+    seed: int, seconds: float, problems: int, mutants: Sequence[Mutant] = HAND_WRITTEN_FAULTS
+) -> Iterator[Found]:
     """Yield every fault when it is found, until all are, or there is no time left."""
     source, begun = ProblemSource(DrawSettings(seed), DTYPES), time.monotonic()
     left, asked, number = list(mutants), 0, 0
@@ -105,9 +107,9 @@ def search_for_all(seed: int, seconds: float, problems: int, mutants: Sequence[M
             except CaseError:  # what was drawn does not fit together
                 continue
             asked += 1
-            scorer = UnitScorer(Unit(case, problem.dtype))
+            scorer = UnitScorer(SeededUnit(case, problem.dtype))
             for mutant in [each for each in left if problem.dtype in each.dtypes]:
-                if first_wrong_stage(scorer.findings(mutant) or ()) is not None:
+                if first_wrong_stage(scorer.judge_subject(mutant) or ()) is not None:
                     left.remove(mutant)
                     yield Found(mutant, seed, asked, time.monotonic() - begun, problem)
             for path in Path(folder).glob("*.npy"):
@@ -115,10 +117,10 @@ def search_for_all(seed: int, seconds: float, problems: int, mutants: Sequence[M
 
 
 def _print_seed(seed: int, found: Sequence[Found]) -> None:
-    missed = sorted({each.name for each in BY_HAND} - {each.mutant.name for each in found})
+    missed = sorted({each.name for each in HAND_WRITTEN_FAULTS} - {each.mutant.name for each in found})
     after = f"; median {median(each.problems for each in found):g} problems" if found else ""
     last = f", the last one after {found[-1].seconds:.0f} s" if found else ""
-    print(f"seed {seed}: {len(found)} of {len(BY_HAND)} found{after}{last}", flush=True)
+    print(f"seed {seed}: {len(found)} of {len(HAND_WRITTEN_FAULTS)} found{after}{last}", flush=True)
     if missed:
         print(f"  not found: {', '.join(missed)}")
 
@@ -128,14 +130,17 @@ def report(found: Sequence[Found], seeds: int) -> list[str]:
     by_topic: dict[str, list[Found]] = defaultdict(list)
     for each in found:
         by_topic[each.mutant.topic].append(each)
-    known = {topic: sum(each.topic == topic for each in BY_HAND) for topic in {each.topic for each in BY_HAND}}
+    known = {
+        topic: sum(each.topic == topic for each in HAND_WRITTEN_FAULTS)
+        for topic in {each.topic for each in HAND_WRITTEN_FAULTS}
+    }
     heads = ("faults of", "faults", "found", "median problems", "median s", "most problems")
     rows = [
         (topic, str(known[topic]), f"{len(by_topic[topic])} of {known[topic] * seeds}", *_figures(by_topic[topic]))
         for topic in sorted(known)
     ]
-    every = f"{len(found)} of {len(BY_HAND) * seeds}"
-    rows.append(("all", str(len(BY_HAND)), every, *_figures(found)))
+    every = f"{len(found)} of {len(HAND_WRITTEN_FAULTS) * seeds}"
+    rows.append(("all", str(len(HAND_WRITTEN_FAULTS)), every, *_figures(found)))
     return table(heads, rows)
 
 
@@ -191,11 +196,11 @@ def _write(path: Path, found: Sequence[Found]) -> None:
 def _reduced_lines(found: Sequence[Found], count: int) -> Iterator[str]:
     """Reduce what some faults are found by, evenly over the catalogue, each by a worker as a search does."""
     by_name = {each.mutant.name: each for each in reversed(found)}
-    names = [each.name for each in BY_HAND if each.name in by_name]
+    names = [each.name for each in HAND_WRITTEN_FAULTS if each.name in by_name]
     chosen = [by_name[name] for name in names[:: max(1, len(names) // count)][:count]]
     rows, small = [], 0
     for each in chosen:
-        entry = replace(entry_of(each.mutant.name), classes={**EAGER, **each.mutant.classes})
+        entry = replace(entry_of(each.mutant.name), classes={**EAGER, **each.mutant.rounding_models})
         engine = Engine(Limits(keep_going=True), expected_failures=())
         subject = ProblemSubject(Implementation(entry, EAGER_MODE), engine)
         begun = time.monotonic()

@@ -29,14 +29,14 @@ class Kernel:
     capabilities: dict[str, Any] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or (name == "softmax" and "weights" in self.subject.backend.hidden):
+        if name.startswith("__") or (name == "softmax" and "weights" in self.subject.backend.hidden_stages):
             raise AttributeError(name)  # what a blocked kernel never holds, it does not offer
         return getattr(self.subject.backend, name)
 
 
 def kernel_of(subject: Control) -> Kernel:
     """Return a subject as the campaign can call it."""
-    classes = {dtype: subject.classes.get(dtype, EAGER[dtype]) for dtype in subject.dtypes}
+    classes = {dtype: subject.rounding_models.get(dtype, EAGER[dtype]) for dtype in subject.dtypes}
     return Kernel(subject, classes, {"dtypes": list(subject.dtypes)})
 
 

@@ -18,29 +18,31 @@ import numpy as np
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import Stages
 from attncheck.mutation import forms
-from attncheck.mutation.kernel import Array, Store, bfloat16, pad_last_axis, store_exactly, sum_in_order
-from attncheck.mutation.mutant import KERNEL_DTYPES, ROUNDED, Steps, mutant
+from attncheck.mutation.kernel import Array, Rounding, leave_unrounded, pad_last_axis, round_to_bfloat16, sum_in_order
+from attncheck.mutation.mutant import FAST_PATH_DTYPES, ROUNDING_FIELDS, StepReplacements, register_fault
 from attncheck.reading.lowering import count_queries_and_keys
 from attncheck.reading.problem import Problem
 
-_faulty_blocks = partial(mutant, "blocks", at="weights")
-_faulty_decoding = partial(mutant, "decoding", dtypes=KERNEL_DTYPES, at="masked")
-_faulty_sizes = partial(mutant, "sizes", dtypes=KERNEL_DTYPES, at="raw_scores")
-_faulty_tiles = partial(mutant, "tiles", dtypes=KERNEL_DTYPES, at="masked")
-_faulty_pairs = partial(mutant, "pairs", dtypes=KERNEL_DTYPES, at="biased")
+_register_block_fault = partial(register_fault, "blocks", stage="weights")
+_register_decoding_fault = partial(register_fault, "decoding", dtypes=FAST_PATH_DTYPES, stage="masked")
+_register_size_fault = partial(register_fault, "sizes", dtypes=FAST_PATH_DTYPES, stage="raw_scores")
+_register_tile_fault = partial(register_fault, "tiles", dtypes=FAST_PATH_DTYPES, stage="masked")
+_register_pair_fault = partial(register_fault, "pairs", dtypes=FAST_PATH_DTYPES, stage="biased")
 PartWeights = Callable[[Array, Array], Array]
 """How much each part counts, by its maximum and its log_sum_exp, the parts along the last axis."""
 CutKeys = Callable[[Array], list[slice]]
 """The parts that the keys of logits are cut into."""
 
 
-def part_weights(maxima: Array, statistics: Array) -> Array:
+def part_weights(maxima: Array, log_sum_exps: Array) -> Array:
     """Return how much parts count by a softmax of their log_sum_exps."""
-    weights: Array = backend.softmax(statistics)["weights"]
+    weights: Array = backend.softmax(log_sum_exps)["weights"]
     return weights
 
 
-def attend_in_parts(cut: CutKeys, merge: PartWeights = part_weights, *, store: Store = store_exactly) -> Steps:
+def attend_in_parts(
+    cut: CutKeys, merge: PartWeights = part_weights, *, store: Rounding = leave_unrounded
+) -> StepReplacements:
     """Attend to parts of the keys, each with a separate softmax, and merge their averages by ``merge``."""
 
     def average(logits: Array, weights: Array, value: Array) -> Array:
@@ -57,18 +59,18 @@ def attend_in_parts(cut: CutKeys, merge: PartWeights = part_weights, *, store: S
     return forms.replace_average(average)
 
 
-def cut_evenly(parts: int, least: int = 0) -> CutKeys:
+def cut_evenly(parts: int, min_keys: int = 0) -> CutKeys:
     """Cut keys into so many nonempty parts, if there are enough keys."""
 
-    def cut(logits: Array) -> list[slice]:
+    def cut_keys(logits: Array) -> list[slice]:
         keys = logits.shape[-1]
         edges = [keys * part // parts for part in range(parts + 1)]
-        return [slice(*edge) for edge in pairwise(edges) if edge[0] < edge[1]] if keys >= least else []
+        return [slice(*edge) for edge in pairwise(edges) if edge[0] < edge[1]] if keys >= min_keys else []
 
-    return cut
+    return cut_keys
 
 
-def _attend_only_to(keeps: Callable[[Array, int], Array]) -> Steps:
+def _attend_only_to(keeps: Callable[[Array, int], Array]) -> StepReplacements:
     """Attend only to the keys for which ``keeps(key, keys)`` is true."""
     return forms.change_logits(
         lambda logits: np.where(keeps(np.arange(logits.shape[-1]), logits.shape[-1]), logits, -np.inf)
@@ -81,112 +83,117 @@ def _is_decoding(problem: Problem) -> bool:
     return queries == 1 < keys
 
 
-def _weights_nan_for_empty_parts(maxima: Array, statistics: Array) -> Array:
+def _weights_nan_for_empty_parts(maxima: Array, log_sum_exps: Array) -> Array:
     """Multiply 0 with minus infinity where a part has no key, but some other one has."""
-    is_lost = np.isneginf(statistics) & ~np.isneginf(backend._row_maximum(statistics))
-    return np.where(is_lost, np.nan, part_weights(maxima, statistics))
+    is_lost = np.isneginf(log_sum_exps) & ~np.isneginf(backend._row_maximum(log_sum_exps))
+    return np.where(is_lost, np.nan, part_weights(maxima, log_sum_exps))
 
 
-def _score_changed_operands(change: Callable[[Array], Array]) -> Steps:
+def _score_changed_operands(change: Callable[[Array], Array]) -> StepReplacements:
     """Score by queries and keys that are changed in the same way."""
     return {"dot_scores._dot": lambda query, key: backend._dot(change(query), change(key))}
 
 
-def _repeat_in_groups(size: int, index: Callable[[Array, int, int], Array]) -> Steps:
+def _replace_group_heads(size: int, index: Callable[[Array, int, int], Array]) -> StepReplacements:
     """Use another head of keys and values, ``index(head, kv_heads, group)``, only in groups of this size."""
 
-    def repeat(key: Array, value: Array, heads: int) -> tuple[Array, Array]:
+    def repeat_heads(key: Array, value: Array, heads: int) -> tuple[Array, Array]:
         kv_heads, group = key.shape[1], heads // key.shape[1]
         if group != size or kv_heads == 1:
             return backend._repeat_heads(key, value, heads)
         chosen = index(np.arange(heads), kv_heads, group)
         return key[:, chosen], value[:, chosen]
 
-    return {"_repeat_heads": repeat}
+    return {"_repeat_heads": repeat_heads}
 
 
-def _register_at_sizes(
+def _register_faults_at_sizes(
     sizes: tuple[int, ...],
     name: str,
     defect: str,
-    form: Callable[[int], Steps],
-    register: Any = _faulty_tiles,
+    form: Callable[[int], StepReplacements],
+    register: Any = _register_tile_fault,
     diagnosis: tuple[str, ...] = (),
-    **more: Any,
+    **fields: Any,
 ) -> None:
     """Register a fault at each size, of tiles or of the width."""
     for size in sizes:
         names = tuple(pattern.format(size) for pattern in diagnosis)
-        register(form, name.format(size), defect.format(size), size, diagnosis=names, **more)
+        register(form, name.format(size), defect.format(size), size, diagnosis=names, **fields)
 
 
-def _count_padding(tile: int) -> Steps:
+def _count_padding_keys(tile: int) -> StepReplacements:
     """Count the keys that pad the last tile, with scores and values of 0."""
 
-    def normalise(logits: Array) -> Stages:
+    def softmax_with_padding(logits: Array) -> Stages:
         keys = logits.shape[-1]
         stages = backend.softmax(pad_last_axis(logits, tile) if keys > tile else logits)
         return stages | {"weights": stages["weights"][..., :keys]}
 
-    return forms.replace_softmax(normalise)
+    return forms.replace_softmax(softmax_with_padding)
 
 
-def _overlap_last_tile(tile: int) -> Steps:
+def _overlap_last_tile(tile: int) -> StepReplacements:
     """Move the last tile back until it is full: its first keys are read a second time."""
 
-    def change(logits: Array) -> Array:
+    def logits_counted_twice(logits: Array) -> Array:
         keys = logits.shape[-1]
         key, rest = np.arange(keys), keys % tile
         twice = (key >= keys - tile) & (key < keys - rest) & (rest > 0) & (keys > tile)
         return np.asarray(logits + np.where(twice, math.log(2), 0).astype(logits.dtype))
 
-    return forms.change_logits(change)
+    return forms.change_logits(logits_counted_twice)
 
 
-def _row_numbers(output: Array) -> Array:
+def _query_indices(output: Array) -> Array:
     """Return the number of each query, (Lq, 1)."""
     return np.arange(output.shape[-2])[:, np.newaxis]
 
 
-def _column_numbers(output: Array) -> Array:
+def _column_indices(output: Array) -> Array:
     """Return the number of each feature, (Dv,)."""
     return np.arange(output.shape[-1])
 
 
-def _change_output_by_row(change: Callable[[Array, Array], Array]) -> Steps:
+def _change_output_by_row(change: Callable[[Array, Array], Array]) -> StepReplacements:
     """Change the average of the values by the number of each query: ``change(row, output)``."""
-    return forms.change_outputs(lambda output: change(_row_numbers(output), output))
+    return forms.change_outputs(lambda output: change(_query_indices(output), output))
 
 
-def _change_causality(change: Callable[[Array, Array, Array], Array]) -> Steps:
+def _change_causal_mask(change: Callable[[Array, Array, Array], Array]) -> StepReplacements:
     """Change the mask of causality by the positions of query and key."""
     return forms.replace_causality(
         lambda queries, keys: change(
-            forms.causal_keys(queries, keys), np.arange(queries)[:, np.newaxis], np.arange(keys)
+            forms.causal_mask(queries, keys), np.arange(queries)[:, np.newaxis], np.arange(keys)
         )
     )
 
 
-def _window_in_tiles(side: int, reads: Callable[[Array, Array, int], Array]) -> Steps:
+def _limit_window_in_tiles(side: int, reads: Callable[[Array, Array, int], Array]) -> StepReplacements:
     """Skip keys of a window with this side in a loop over tiles: ``reads(query, key, edge)``."""
 
-    def pattern(scores: Array, masks: forms.Masks) -> Array:
-        within, edge = forms.keys_in_window(scores, masks["window"]), masks["window"][side]
+    def window_mask(scores: Array, masks: forms.MaskArguments) -> Array:
+        within, edge = forms.window_mask(scores, masks["window"]), masks["window"][side]
         return (
-            within if edge is None else np.asarray(within & reads(_row_numbers(scores), _column_numbers(scores), edge))
+            within
+            if edge is None
+            else np.asarray(within & reads(_query_indices(scores), _column_indices(scores), edge))
         )
 
-    return forms.replace_window(pattern)
+    return forms.replace_window(window_mask)
 
 
-_faulty_merge = partial(
-    _faulty_decoding, partial(attend_in_parts, cut_evenly(4, least=32)), at="context", hidden=forms.UNSTORED_STAGES
+_register_split_fault = partial(
+    _register_decoding_fault,
+    partial(attend_in_parts, cut_evenly(4, min_keys=32)),
+    stage="context",
+    hidden_stages=forms.UNSTORED_STAGES,
 )
-_TWO_TILES, _THREE_TILES = (64, 128), (16, 64, 128)
+_TWO_TILE_SIZES, _THREE_TILE_SIZES = (64, 128), (16, 64, 128)
 """Tile sizes of kernels for which a fault is registered; each costs runs of the catalogue."""
 
 
-def _has_groups(problem: Problem) -> bool:
+def _has_shared_heads(problem: Problem) -> bool:
     """Return whether query heads share heads of keys and values."""
     inputs = problem.inputs
     return inputs.keys() >= {"query", "key"} and inputs["query"].shape[-3] != inputs["key"].shape[-3]
@@ -200,10 +207,12 @@ _IGNORED_READINGS = {
 _FEATURE_CONDITIONS = {name: forms.has_any_of(name) for name in ("softcap", "window", "key_lengths", "bias")}
 
 
-_FEATURE_CONDITIONS |= {"past": forms.has_any_of("past_key"), "groups": _has_groups}
+_FEATURE_CONDITIONS |= {"past": forms.has_any_of("past_key"), "groups": _has_shared_heads}
 
 
-def _scale_twice(query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None) -> Stages:
+def _dot_scores_scaled_twice(
+    query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None
+) -> Stages:
     stages = backend.dot_scores(query, key, scale=scale)
     if softcap is None:
         return stages
@@ -212,177 +221,191 @@ def _scale_twice(query: Array, key: Array, *, scale: float | None = None, softca
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
-_register_at_sizes((4, 16), "last_key_dropped_unless_multiple_of_{}",
+_register_faults_at_sizes((4, 16), "last_key_dropped_unless_multiple_of_{}",
     "a loop over {} keys at a time without its tail: SageAttention#376's kind",
-    lambda tile: _attend_only_to(lambda key, keys: (key < keys - 1) | (keys % tile == 0) | (keys == 1)), _faulty_blocks,
+    lambda tile: _attend_only_to(lambda key, keys: (key < keys - 1) | (keys % tile == 0) | (keys == 1)),
+        _register_block_fault,
     diagnosis=("last-key-dropped",))
-_faulty_blocks("dot_scores._dot", "width_beyond_a_multiple_of_8_dropped", "features in chunks of 8 without their tail",
+_register_block_fault("dot_scores._dot", "width_beyond_a_multiple_of_8_dropped",
+    "features in chunks of 8 without their tail",
     lambda query, key: backend._dot(*(array[..., : max(query.shape[-1] // 8 * 8, min(query.shape[-1], 8))]
-        for array in (query, key))), at="raw_scores")
-_faulty_blocks(_attend_only_to, "only_the_first_16_keys", "the loop over blocks runs once: pytorch#139462's kind",
+        for array in (query, key))), stage="raw_scores")
+_register_block_fault(_attend_only_to, "only_the_first_16_keys",
+    "the loop over blocks runs once: pytorch#139462's kind",
     lambda key, keys: key < 16)
-_faulty_blocks("_softmax_with_sinks._row_sum", "tail_counted_twice_in_the_sum",
+_register_block_fault("_softmax_with_sinks._row_sum", "tail_counted_twice_in_the_sum",
     "the last tile overlaps the one before it",
     lambda terms: np.asarray(backend._row_sum(terms) + (backend._row_sum(terms[..., terms.shape[-1] // 16 * 16 :])
         if terms.shape[-1] > 16 else 0)))
-_faulty_blocks(forms.replace_maximum, "maximum_of_the_first_16_keys",
+_register_block_fault(forms.replace_maximum, "maximum_of_the_first_16_keys",
     "the maximum is not updated: overflow in later blocks", lambda logits: backend._row_maximum(logits[..., :16]))
-_faulty_blocks(None, "sum_not_rescaled_in_the_second_block", "tile maximum and running maximum mixed: gcnasm#21",
-    forms.OnlineSoftmax(16, rescales_sum=lambda block: block != 1).steps, at="log_sum_exp",
-    hidden=forms.UNSTORED_STAGES)
-_faulty_blocks(None, "output_not_rescaled_in_the_second_block", "one rescale of the accumulator missed: gcnasm#21",
-    forms.OnlineSoftmax(16, rescales_output=lambda block: block != 1).steps, at="context", hidden=forms.UNSTORED_STAGES)
-_faulty_blocks(None, "output_never_rescaled", "no rescale of the accumulator at all",
-    forms.OnlineSoftmax(16, rescales_output=lambda block: False).steps, at="context", hidden=forms.UNSTORED_STAGES)
-_faulty_blocks(None, "output_kept_in_bfloat16_between_blocks",
-    "the accumulator lives in the output's type: torch's backward", forms.OnlineSoftmax(16, store=bfloat16).steps,
-    at="context", **ROUNDED, hidden=forms.UNSTORED_STAGES)
-_faulty_blocks(forms.change_scores, "scale_compounds_over_blocks",
+_register_block_fault(None, "sum_not_rescaled_in_the_second_block", "tile maximum and running maximum mixed: gcnasm#21",
+    forms.OnlineSoftmax(16, rescales_sum=lambda block: block != 1).steps, stage="log_sum_exp",
+    hidden_stages=forms.UNSTORED_STAGES)
+_register_block_fault(None, "output_not_rescaled_in_the_second_block",
+    "one rescale of the accumulator missed: gcnasm#21",
+    forms.OnlineSoftmax(16, rescales_output=lambda block: block != 1).steps, stage="context",
+        hidden_stages=forms.UNSTORED_STAGES)
+_register_block_fault(None, "output_never_rescaled", "no rescale of the accumulator at all",
+    forms.OnlineSoftmax(16, rescales_output=lambda block: False).steps, stage="context",
+        hidden_stages=forms.UNSTORED_STAGES)
+_register_block_fault(None, "output_kept_in_bfloat16_between_blocks",
+    "the accumulator lives in the output's type: torch's backward", forms.OnlineSoftmax(16,
+        store=round_to_bfloat16).steps,
+    stage="context", **ROUNDING_FIELDS, hidden_stages=forms.UNSTORED_STAGES)
+_register_block_fault(forms.change_scores, "scale_compounds_over_blocks",
     "qk_scale *= log2e inside the loop over keys: FlagGems#424",
-    lambda scores: np.asarray(scores * (math.log2(math.e) ** (_column_numbers(scores) // 16)).astype(scores.dtype)),
-    at="scores")
-_faulty_blocks(forms.change_values, "last_value_stale_where_lk_mod_32_is_1", "reads the row before: pytorch#191937",
+    lambda scores: np.asarray(scores * (math.log2(math.e) ** (_column_indices(scores) // 16)).astype(scores.dtype)),
+    stage="scores")
+_register_block_fault(forms.change_values, "last_value_stale_where_lk_mod_32_is_1",
+    "reads the row before: pytorch#191937",
     lambda value: value[..., [*range(keys - 1), keys - 2], :] if (keys := value.shape[-2]) > 1 and keys % 32 == 1
-        else value, at="context")
-_faulty_decoding(forms.change_inputs, "first_batch_entry_for_all_in_decoding",
+        else value, stage="context")
+_register_decoding_fault(forms.change_inputs, "first_batch_entry_for_all_in_decoding",
     "structure: the batch stride of the cache is left out where there is one query",
     lambda query, *cache: (query, *(cache if query.shape[-2] > 1
-        else (np.broadcast_to(array[:1], array.shape) for array in cache))), at="raw_scores")
+        else (np.broadcast_to(array[:1], array.shape) for array in cache))), stage="raw_scores")
 # Stack the heads of a group as rows of one query, in the order of the other axis.
-_faulty_decoding(forms.change_inputs, "heads_of_groups_stacked_across_in_decoding",
+_register_decoding_fault(forms.change_inputs, "heads_of_groups_stacked_across_in_decoding",
     "the heads of a group become rows of one tile, in the wrong order: pytorch#174861's kind",
     lambda query, key, value: (query, key, value) if query.shape[-2] > 1 or query.shape[1] == key.shape[1]
         else (query[:, np.arange(query.shape[1]).reshape(-1, key.shape[1]).T.reshape(-1)], key, value),
-    at="raw_scores", diagnosis="heads-tiled")
-_faulty_decoding(forms.change_logits, "keys_beyond_128_lost_in_decoding",
+    stage="raw_scores", diagnosis="heads-tiled")
+_register_decoding_fault(forms.change_logits, "keys_beyond_128_lost_in_decoding",
     "structure: the number of splits is that of the first tile",
-    lambda logits: np.where((_column_numbers(logits) < 128) | (logits.shape[-2] > 1), logits, -np.inf), at="weights")
-_faulty_decoding(forms.steps_of_attention, "bias_does_not_reach_the_past_of_several_queries",
+    lambda logits: np.where((_column_indices(logits) < 128) | (logits.shape[-2] > 1), logits, -np.inf), stage="weights")
+_register_decoding_fault(forms.replace_attention_steps, "bias_does_not_reach_the_past_of_several_queries",
     "extending adds the bias to the new keys alone: transformers#30437's kind",
-    lambda call: forms.replace_bias_addition(lambda scores, bias, masks: np.where(_column_numbers(
-        scores) < call.past, scores,
-        scores + bias)) if call.past and call.query.shape[-2] > 1 else {}, at="biased")
-_faulty_merge("splits_merged_by_their_maxima", "parts count by their maximum alone: sglang#40903's kind",
+    lambda call: forms.replace_bias_addition(lambda scores, bias, masks: np.where(_column_indices(
+        scores) < call.past_length, scores,
+        scores + bias)) if call.past_length and call.query.shape[-2] > 1 else {}, stage="biased")
+_register_split_fault("splits_merged_by_their_maxima", "parts count by their maximum alone: sglang#40903's kind",
     lambda maxima, statistics: part_weights(maxima, maxima))
-_faulty_merge("splits_merged_by_their_sums", "parts count by sums that belong to different maxima: gcnasm#21's kind",
+_register_split_fault("splits_merged_by_their_sums",
+    "parts count by sums that belong to different maxima: gcnasm#21's kind",
     lambda maxima, statistics: (sums := np.exp(statistics - maxima)) / sums.sum(-1, keepdims=True))
-_faulty_merge("splits_averaged", "structure: the merge forgets how much each part weighs",
+_register_split_fault("splits_averaged", "structure: the merge forgets how much each part weighs",
     lambda maxima, statistics: np.full_like(statistics, 1 / statistics.shape[-1]))
-_faulty_merge("splits_merged_in_the_wrong_base",
+_register_split_fault("splits_merged_in_the_wrong_base",
     "log_sum_exp in base 2 is merged as one in base e: flashinfer#2113, sglang#35045",
     lambda maxima, statistics: part_weights(maxima, statistics / np.log(2).astype(statistics.dtype)))
-_faulty_merge("last_split_lost", "structure: one split fewer is merged than there are",
-    lambda maxima, statistics: part_weights(maxima, np.where(_column_numbers(statistics) < 3, statistics, -np.inf)))
-_faulty_merge("empty_split_gives_nan", "a part of which every key is masked: flashinfer#4051, #1178",
+_register_split_fault("last_split_lost", "structure: one split fewer is merged than there are",
+    lambda maxima, statistics: part_weights(maxima, np.where(_column_indices(statistics) < 3, statistics, -np.inf)))
+_register_split_fault("empty_split_gives_nan", "a part of which every key is masked: flashinfer#4051, #1178",
               _weights_nan_for_empty_parts)
-_faulty_decoding(partial(attend_in_parts, lambda logits: cut_evenly(7, 32)(logits) if logits.shape[-2] == 1 else []),
+_register_decoding_fault(partial(attend_in_parts, lambda logits: cut_evenly(7, 32)(logits) if logits.shape[-2] == 1
+    else []),
     "splits_of_one_query_merged_by_their_maxima", "the same in decoding alone: vllm#28840's kind",
-    lambda maxima, statistics: part_weights(maxima, maxima), at="context", hidden=forms.UNSTORED_STAGES)
-_register_at_sizes((32, 64, 80, 96, 128, 192, 256), "output_zero_at_width_{}",
+    lambda maxima, statistics: part_weights(maxima, maxima), stage="context", hidden_stages=forms.UNSTORED_STAGES)
+_register_faults_at_sizes((32, 64, 80, 96, 128, 192, 256), "output_zero_at_width_{}",
     "a kernel that returns zeros is called for width {}: KernelBench#165's kind",
     lambda width: forms.change_inputs(lambda query, key, value: (query, key,
         np.zeros_like(value) if query.shape[-1] == width else value)),
-    _faulty_sizes, at="context", diagnosis=("gradients-of-query-and-key-zero",))
-_faulty_sizes(forms.change_outputs, "columns_behind_whole_blocks_of_64_repeated",
+    _register_size_fault, stage="context", diagnosis=("gradients-of-query-and-key-zero",))
+_register_size_fault(forms.change_outputs, "columns_behind_whole_blocks_of_64_repeated",
     "structure: the last block of columns is stored with the first one's data",
-    lambda output: np.where(_column_numbers(output) < output.shape[-1] // 64 * 64, output,
-        np.roll(output, output.shape[-1] // 64 * 64, axis=-1)), at="context")
-_faulty_sizes(forms.change_inputs, "value_columns_lost_where_widths_of_blocks_differ",
+    lambda output: np.where(_column_indices(output) < output.shape[-1] // 64 * 64, output,
+        np.roll(output, output.shape[-1] // 64 * 64, axis=-1)), stage="context")
+_register_size_fault(forms.change_inputs, "value_columns_lost_where_widths_of_blocks_differ",
     "a kernel for D = Dv is handed D = 192 and Dv = 128: pytorch#176767's kind",
     lambda query, key, value: (query, key, value if query.shape[-1] == value.shape[-1] or query.shape[-1] % 64
-        or value.shape[-1] % 64 else np.where(_column_numbers(value) < min(query.shape[-1], value.shape[
+        or value.shape[-1] % 64 else np.where(_column_indices(value) < min(query.shape[-1], value.shape[
             -1]) - 32, value, 0)),
-    at="context", diagnosis="columns-unwritten")
+    stage="context", diagnosis="columns-unwritten")
 # Read whole lines of 16 numbers: what is behind the last feature is the next row's.
-_faulty_sizes(_score_changed_operands, "width_padded_with_the_next_row",
+_register_size_fault(_score_changed_operands, "width_padded_with_the_next_row",
     "a line of 16 numbers is read where the width is no multiple: SageAttention#376's kind",
     lambda array: np.concatenate([array, np.roll(array, -1, axis=-2)[..., : -array.shape[-1] % 16]], axis=-1))
-_faulty_sizes(_score_changed_operands, "features_behind_whole_chunks_of_64_dropped",
+_register_size_fault(_score_changed_operands, "features_behind_whole_chunks_of_64_dropped",
     "80 and 96 are computed as 64: a loop over chunks of the width without its tail",
     lambda array: array[..., : max(array.shape[-1] // 64 * 64, min(array.shape[-1], 64))])
-_faulty_sizes(forms.change_outputs, "value_columns_beyond_128_zero",
+_register_size_fault(forms.change_outputs, "value_columns_beyond_128_zero",
     "structure: one block of 128 columns is written, pytorch#176767's kind",
-    lambda output: np.where(_column_numbers(output) < 128, output, 0), at="context", diagnosis="columns-unwritten")
-_faulty_sizes("_repeat_heads", "keys_of_heads_beyond_32_wrap",
+    lambda output: np.where(_column_indices(output) < 128, output, 0), stage="context", diagnosis="columns-unwritten")
+_register_size_fault("_repeat_heads", "keys_of_heads_beyond_32_wrap",
     "structure: five bits for the head, head h reads keys of h % 32",
     lambda key, value, heads: tuple(array[:, np.arange(heads) % 32]
         for array in backend._repeat_heads(key, value, heads)))
-_faulty_sizes(forms.change_inputs, "keys_of_batch_entries_beyond_16_wrap",
+_register_size_fault(forms.change_inputs, "keys_of_batch_entries_beyond_16_wrap",
     "structure: the batch stride is right for 16 entries, then it starts again",
     lambda query, *cache: (query, *(array[np.arange(len(query)) % 16] for array in cache)))
-_faulty_sizes(forms.change_outputs, "last_entry_of_a_large_odd_batch_zero",
+_register_size_fault(forms.change_outputs, "last_entry_of_a_large_odd_batch_zero",
     "structure: two batch entries for each block, the last without a partner is not written",
-    lambda output: np.concatenate([output[:-1], output[-1:] * (len(output) < 9 or len(output) % 2 == 0)]), at="context")
-_faulty_sizes(_score_changed_operands, "features_beyond_128_dropped",
+    lambda output: np.concatenate([output[:-1], output[-1:] * (len(output) < 9 or len(output) % 2 == 0)]),
+        stage="context")
+_register_size_fault(_score_changed_operands, "features_beyond_128_dropped",
               "the loop over chunks of the width runs once: pytorch#139462's kind",
     lambda array: array[..., :128])
-_faulty_sizes("dot_scores._dot", "halves_of_the_keys_width_256_swapped",
+_register_size_fault("dot_scores._dot", "halves_of_the_keys_width_256_swapped",
     "structure: two tiles of 128 columns are loaded in the wrong order",
     lambda query, key: backend._dot(query, np.roll(key, 128, axis=-1) if key.shape[-1] == 256 else key))
-_faulty_sizes("_scale_of", "scale_of_the_padded_width",
+_register_size_fault("_scale_of", "scale_of_the_padded_width",
     "structure: 80, 96 and 192 are padded to a power of two, which then gives the scale",
     lambda query, scale: backend._scale_of(query, scale) if scale is not None or query.shape[-1] <= 64
-        else float((1 << (query.shape[-1] - 1).bit_length()) ** -0.5), at="scores", diagnosis="scale-fitted")
+        else float((1 << (query.shape[-1] - 1).bit_length()) ** -0.5), stage="scores", diagnosis="scale-fitted")
 # Number batch entries and heads together, modulo 64.
-_faulty_sizes(forms.change_inputs, "queries_beyond_64_batch_heads_wrap",
+_register_size_fault(forms.change_inputs, "queries_beyond_64_batch_heads_wrap",
     "structure: the number of batch entry and head is taken modulo 64",
     lambda query, *cache: (query.reshape(-1, *query.shape[2:])[
         np.arange(query.shape[0] * query.shape[1]) % 64].reshape(query.shape), *cache))
-_faulty_sizes(partial(_repeat_in_groups, 8), "groups_of_eight_taken_for_four",
+_register_size_fault(partial(_replace_group_heads, 8), "groups_of_eight_taken_for_four",
     "head h // 4 where groups have eight: HipKittens#22's kind",
     lambda head, kv_heads, group: np.asarray(head // 4 % kv_heads))
-_faulty_sizes(partial(_repeat_in_groups, 8), "groups_of_eight_tiled",
+_register_size_fault(partial(_replace_group_heads, 8), "groups_of_eight_tiled",
     "h % Hkv on the path for eight heads alone: onnx#7274's kind",
     lambda head, kv_heads, group: np.asarray(head % kv_heads))
-_faulty_sizes(partial(_repeat_in_groups, 4), "groups_of_four_shifted",
+_register_size_fault(partial(_replace_group_heads, 4), "groups_of_four_shifted",
     "the last head of each group of four belongs to the next one: FreeToken#177's kind",
     lambda head, kv_heads, group: np.asarray((head + 1) // group % kv_heads))
-_register_at_sizes((32, *_TWO_TILES), "keys_behind_tiles_of_{}_dropped",
+_register_faults_at_sizes((32, *_TWO_TILE_SIZES), "keys_behind_tiles_of_{}_dropped",
                    "only whole tiles of {} keys are read: FlagGems#898",
     lambda tile: _attend_only_to(lambda key, keys: (key < keys - keys % tile) | (keys < tile)),
-    at="weights", diagnosis=("last-key-dropped", "last-part-lost", "keys-fitted"))
-_register_at_sizes(_THREE_TILES, "last_key_of_a_full_tile_of_{}_dropped",
+    stage="weights", diagnosis=("last-key-dropped", "last-part-lost", "keys-fitted"))
+_register_faults_at_sizes(_THREE_TILE_SIZES, "last_key_of_a_full_tile_of_{}_dropped",
                    "structure: j < n - 1 where the last tile needs no mask",
     lambda tile: _attend_only_to(lambda key, keys: (key < keys - 1) | (keys % tile != 0)),
-    at="weights", diagnosis=("last-key-dropped", "last-part-lost"))
-_register_at_sizes(_THREE_TILES, "padding_of_the_last_tile_of_{}_counted",
-    "keys that fill up the last tile are not masked: tt-metal#41215, SageAttention#376", _count_padding, at="weights",
+    stage="weights", diagnosis=("last-key-dropped", "last-part-lost"))
+_register_faults_at_sizes(_THREE_TILE_SIZES, "padding_of_the_last_tile_of_{}_counted",
+    "keys that fill up the last tile are not masked: tt-metal#41215, SageAttention#376", _count_padding_keys,
+        stage="weights",
     diagnosis=("zero-score-keys-to-tiles-of-{}",))
-_register_at_sizes(_TWO_TILES, "last_tile_of_{}_read_twice", "structure: the last tile is moved back until it is full",
-    _overlap_last_tile, at="weights")
-_register_at_sizes(_THREE_TILES, "last_tile_of_{}_queries_zero", "the last tile of queries is not written: fla#892",
+_register_faults_at_sizes(_TWO_TILE_SIZES, "last_tile_of_{}_read_twice",
+    "structure: the last tile is moved back until it is full",
+    _overlap_last_tile, stage="weights")
+_register_faults_at_sizes(_THREE_TILE_SIZES, "last_tile_of_{}_queries_zero",
+    "the last tile of queries is not written: fla#892",
     lambda tile: _change_output_by_row(lambda row, output: np.where(row < max(len(row) // tile, 1) * tile, output, 0)),
-    at="context", diagnosis=("rows-unwritten",))
-_register_at_sizes(_THREE_TILES, "last_row_of_each_tile_of_{}_repeated",
+    stage="context", diagnosis=("rows-unwritten",))
+_register_faults_at_sizes(_THREE_TILE_SIZES, "last_row_of_each_tile_of_{}_repeated",
                    "structure: a store at the edge of a tile is off by one row",
     lambda tile: _change_output_by_row(lambda row, output: np.where(row % tile == tile - 1, np.roll(
         output, 1, -2), output)),
-    at="context")
-_register_at_sizes(_THREE_TILES, "causal_loop_ends_before_the_diagonal_tile_of_{}",
+    stage="context")
+_register_faults_at_sizes(_THREE_TILE_SIZES, "causal_loop_ends_before_the_diagonal_tile_of_{}",
     "structure: the loop over tiles of keys ends one early",
-    lambda tile: _change_causality(lambda allowed, query,
+    lambda tile: _change_causal_mask(lambda allowed, query,
                                    key: allowed & ~((query // tile == key // tile) & (query >= tile))))
-_register_at_sizes(_TWO_TILES, "causal_diagonal_tile_of_{}_open",
+_register_faults_at_sizes(_TWO_TILE_SIZES, "causal_diagonal_tile_of_{}_open",
     "the diagonal tile is taken for a full one beyond the first: gcnasm#21's kind",
-    lambda tile: _change_causality(lambda allowed, query,
+    lambda tile: _change_causal_mask(lambda allowed, query,
                                    key: allowed | ((query // tile == key // tile) & (query >= tile))))
-_faulty_tiles(partial(_window_in_tiles, 0), "first_partial_tile_of_a_window_skipped",
+_register_tile_fault(partial(_limit_window_in_tiles, 0), "first_partial_tile_of_a_window_skipped",
     "structure: the first tile of a window is rounded up instead of down",
     lambda query, key, left: key >= np.ceil(np.maximum(query // 16 * 16 - left, 0) / 16) * 16)
-_faulty_tiles(partial(_window_in_tiles, 1), "window_ends_with_the_tile_of_its_query",
+_register_tile_fault(partial(_limit_window_in_tiles, 1), "window_ends_with_the_tile_of_its_query",
     "structure: the right side of a window does not lengthen the loop over tiles of 64",
     lambda query, key, right: key < (query // 64 + 1) * 64)
-_faulty_tiles(_change_output_by_row, "first_row_behind_a_tile_of_128_reads_the_first_query",
+_register_tile_fault(_change_output_by_row, "first_row_behind_a_tile_of_128_reads_the_first_query",
     "structure: the offset of the next tile is added after its first row",
-    lambda row, output: np.where((row > 0) & (row % 128 == 0), output[..., :1, :], output), at="context")
-_faulty_tiles("attention._weighted_sum", "queries_beyond_the_number_of_keys_zero",
+    lambda row, output: np.where((row > 0) & (row % 128 == 0), output[..., :1, :], output), stage="context")
+_register_tile_fault("attention._weighted_sum", "queries_beyond_the_number_of_keys_zero",
     "the grid is sized by keys: pytorch#139462's kind",
-    lambda weights, value: np.where(_row_numbers(weights) < value.shape[-2], weights @ value, 0), at="context")
-_faulty_tiles(_change_causality, "causal_loop_by_one_tile_of_64_for_128_queries",
+    lambda weights, value: np.where(_query_indices(weights) < value.shape[-2], weights @ value, 0), stage="context")
+_register_tile_fault(_change_causal_mask, "causal_loop_by_one_tile_of_64_for_128_queries",
     "structure: tiles of 128 queries and 64 keys, of which the second on the diagonal is skipped",
     lambda allowed, query, key: np.asarray(allowed & (key < query // 128 * 128 + 64)))
 # Mask from the top left, but end the loop over tiles of 16 keys as if the last query stood at the last key.
-_faulty_tiles(_change_causality, "causal_loop_bounded_from_the_other_corner",
+_register_tile_fault(_change_causal_mask, "causal_loop_bounded_from_the_other_corner",
     "masked from the top left, bounded from the bottom right: cutlass#2336's kind",
     lambda allowed, query, key: np.asarray(allowed & (key < np.ceil(
         ((query // 16 + 1) * 16 + allowed.shape[1] - len(allowed)) / 16) * 16)))
@@ -412,24 +435,24 @@ for _option, _other, _defect in (
 ):
     _where, _diagnosis = _FEATURE_CONDITIONS[_other.removeprefix("a_")], _IGNORED_READINGS[_option]
     _reading = "pairs", _diagnosis[0], _defect, f"{_option}_dropped_with_{_other}", _where
-    mutant(**next(forms.reading_faults(_reading, dtypes=KERNEL_DTYPES, diagnosis=_diagnosis)))
-_faulty_pairs("dot_scores", "scale_applied_twice_with_a_softcap",
+    register_fault(**next(forms.faults_from_readings(_reading, dtypes=FAST_PATH_DTYPES, diagnosis=_diagnosis)))
+_register_pair_fault("dot_scores", "scale_applied_twice_with_a_softcap",
     "structure: the scale is part of the cap's argument, and applied once more",
-    _scale_twice, at="capped", diagnosis="softcap-of-twice-scaled-scores")
-for _fault in forms.reading_faults(
+    _dot_scores_scaled_twice, stage="capped", diagnosis="softcap-of-twice-scaled-scores")
+for _fault in forms.faults_from_readings(
     ("pairs", "aligned-with-key-lengths", "the window counts from each entry's last key: flash-attention#1778's kind",
         "window_at_the_last_key_of_each_length", forms.has_any_of("window")),
     ("pairs", "aligned-with-key-lengths", "causality counts from each entry's last key: flash-attention#1778's kind",
         "causal_at_the_last_key_of_each_length", forms.has_any_of("is_causal")),
-    dtypes=KERNEL_DTYPES, diagnosis=("aligned-bottom-right", "aligned-with-key-lengths"),
+    dtypes=FAST_PATH_DTYPES, diagnosis=("aligned-bottom-right", "aligned-with-key-lengths"),
 ):
-    mutant(**_fault)
+    register_fault(**_fault)
 # Read the mask of head h, which all batch entries share, one head further in each of them.
-_faulty_pairs(forms.change_mask, "mask_per_head_read_with_a_batch_stride",
+_register_pair_fault(forms.change_mask, "mask_per_head_read_with_a_batch_stride",
     "a shared mask moves on with the batch: graph-transformer-pytorch#2's kind",
     lambda mask, scores: mask if mask.shape[:2] != (1, scores.shape[1]) else np.asarray(mask[0][
-        (np.arange(scores.shape[1]) + np.arange(scores.shape[0])[:, np.newaxis]) % scores.shape[1]]), at="masked")
-for _fault in forms.reading_faults(
+        (np.arange(scores.shape[1]) + np.arange(scores.shape[0])[:, np.newaxis]) % scores.shape[1]]), stage="masked")
+for _fault in forms.faults_from_readings(
     ("pairs", "bias-by-key-heads", "structure: one pointer for all that belongs to a head of keys"),
     ("pairs", "bias-scaled", "the scale is applied to the sum on the causal path: TransformerEngine#236's kind",
         "bias_scaled_when_causal", forms.has_any_of("is_causal")),
@@ -444,7 +467,7 @@ for _fault in forms.reading_faults(
         lambda problem: count_queries_and_keys(problem.inputs)[0] > 1),
     ("decoding", "mask-ignored", "a path for one query that knows no mask: onnxruntime#29020's kind",
         "mask_ignored_in_decoding", _is_decoding),
-    dtypes=KERNEL_DTYPES,
+    dtypes=FAST_PATH_DTYPES,
 ):
-    mutant(**_fault)
+    register_fault(**_fault)
 # fmt: on

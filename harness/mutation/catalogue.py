@@ -29,31 +29,31 @@ import numpy as np
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Backend, Stages, Window
 from attncheck.mutation import kernel
-from attncheck.mutation.kernel import Array, Store, bfloat16
+from attncheck.mutation.kernel import Array, Rounding, round_to_bfloat16
 from attncheck.mutation.mutant import (
-    ACCURACY_OF_16_BITS,
     ALL_BUT_BFLOAT16,
+    ROUNDING_DIAGNOSIS,
     WIDE_DTYPES,
     Control,
     Equivalent,
     Mutant,
-    Steps,
+    StepReplacements,
     Subject,
-    mutant,
+    register_fault,
     subjects_of_module,
 )
 from attncheck.spec import OPERATIONS, OPTIONS, InputSpec, Operation, OptionSpec
 
-TOPICS: tuple[ModuleType, ...] = tuple(
+TOPIC_MODULES: tuple[ModuleType, ...] = tuple(
     import_module(f"attncheck.mutation.{name}")
     for name in ("controls", "scores", "masks", "blocks", "heads", "gradients", "narrow", "latents")
 )
 """The modules beside this one that register subjects, which are listed in their order, and in that of their lines."""
 
 
-ONE_DTYPE = ("float32",)
+GENERATED_FAULT_DTYPES = ("float32",)
 """What an input means does not depend on the dtype, and in this one kernels round."""
-AXES: Mapping[str, str] = {
+AXIS_NAMES: Mapping[str, str] = {
     **{"B": "batch_entry", "H": "head", "Hkv": "head", "Lq": "query", "Lk": "key", "T": "key", "N": "part"},
     **{"Np": "page", "Lp": "slot", "W": "page", "D": "feature", "Dv": "feature", "P": "past_key", "S": "sequence"},
     **{"Lr": "position", "R": "pair", "Dr": "feature", "C": "latent", "A": "unit", "Dk": "key_feature"},
@@ -72,7 +72,7 @@ class ArgumentFault:
     applies: Callable[[Any], bool] = lambda spec: True
 
 
-def _is_count(spec: InputSpec) -> bool:
+def _is_count_input(spec: InputSpec) -> bool:
     """Return whether an input is a number of keys or queries, and not a position."""
     return spec.whole and spec.axes in (("B",), ("S",))
 
@@ -84,12 +84,14 @@ INPUT_FAULTS = (
     ArgumentFault("zero", "is never read", np.zeros_like, lambda spec: spec.required and spec.is_number),
     ArgumentFault("taken_twice", "is added twice", lambda array: array + array, lambda spec: spec.is_number),
     ArgumentFault("negated", "has the other sign", lambda array: -array, lambda spec: spec.is_number),
-    ArgumentFault("in_bfloat16", "is stored in bfloat16", bfloat16, lambda spec: spec.is_number and not spec.is_narrow),
-    ArgumentFault("inverted", "is read as its opposite", np.logical_not, lambda spec: spec.boolean),
-    ArgumentFault("one_more", "is one more", lambda array: array + 1, _is_count),
-    ArgumentFault("one_less", "is one less", lambda array: np.maximum(array - 1, 0), _is_count),
     ArgumentFault(
-        "of_the_largest", "is the largest", lambda array: np.full_like(array, array.max(initial=0)), _is_count
+        "in_bfloat16", "is stored in bfloat16", round_to_bfloat16, lambda spec: spec.is_number and not spec.is_narrow
+    ),
+    ArgumentFault("inverted", "is read as its opposite", np.logical_not, lambda spec: spec.boolean),
+    ArgumentFault("one_more", "is one more", lambda array: array + 1, _is_count_input),
+    ArgumentFault("one_less", "is one less", lambda array: np.maximum(array - 1, 0), _is_count_input),
+    ArgumentFault(
+        "of_the_largest", "is the largest", lambda array: np.full_like(array, array.max(initial=0)), _is_count_input
     ),
 )
 
@@ -97,14 +99,14 @@ INPUT_FAULTS = (
 def _move_window_edges(left: int, right: int) -> Callable[[Window], Window]:
     """Move the edges of a window that has them."""
 
-    def change(window: Window) -> Window:
+    def moved_window(window: Window) -> Window:
         first, last = window
         return None if first is None else first + left, None if last is None else last + right
 
-    return change
+    return moved_window
 
 
-def _is_window(spec: OptionSpec) -> bool:
+def _is_window_option(spec: OptionSpec) -> bool:
     return bool(spec.type == Window)
 
 
@@ -119,11 +121,11 @@ OPTION_FAULTS = (
     ArgumentFault(
         "negated", "has the other sign", lambda value: -value, lambda spec: spec.type is float and not spec.positive
     ),
-    ArgumentFault("one_wider_before", "sees one key more before", _move_window_edges(1, 0), _is_window),
-    ArgumentFault("one_narrower_before", "sees one key fewer before", _move_window_edges(-1, 0), _is_window),
-    ArgumentFault("one_wider_after", "sees one key more after", _move_window_edges(0, 1), _is_window),
-    ArgumentFault("one_narrower_after", "sees one key fewer after", _move_window_edges(0, -1), _is_window),
-    ArgumentFault("turned_round", "has its sides exchanged", lambda window: window[::-1], _is_window),
+    ArgumentFault("one_wider_before", "sees one key more before", _move_window_edges(1, 0), _is_window_option),
+    ArgumentFault("one_narrower_before", "sees one key fewer before", _move_window_edges(-1, 0), _is_window_option),
+    ArgumentFault("one_wider_after", "sees one key more after", _move_window_edges(0, 1), _is_window_option),
+    ArgumentFault("one_narrower_after", "sees one key fewer after", _move_window_edges(0, -1), _is_window_option),
+    ArgumentFault("turned_round", "has its sides exchanged", lambda window: window[::-1], _is_window_option),
 )
 
 
@@ -133,15 +135,15 @@ def faults_of_input(spec: InputSpec) -> Iterator[ArgumentFault]:
     if spec.neutral is not None:
         neutral = spec.neutral
         yield ArgumentFault("neutral", "is what changes nothing", lambda array: np.full_like(array, neutral))
-    names = [AXES.get(axis, "element") for axis in spec.axes]
+    names = [AXIS_NAMES.get(axis, "element") for axis in spec.axes]
     for axis, name in enumerate(names, -len(names)):
         if spec.axes[axis] != "S1":  # limits between sequences have no next one
-            yield from _axis_faults(PLACE_CHANGES, name, axis, len(names))
+            yield from _axis_faults(INDEX_CHANGES, name, axis, len(names))
     for first, second in pairwise(range(-len(names), 0)):
         both = f"{names[first]}_and_{names[second]}"
         defect, change = (
             f"is laid out with {_as_words(both)} exchanged",
-            _apply_on_axis(_exchange_axes, first, len(names)),
+            _change_axis_of_rank(_misread_axis_order, first, len(names)),
         )
         yield ArgumentFault(f"with_{both}_exchanged", defect, change)
 
@@ -155,7 +157,7 @@ def faults_of_option(spec: OptionSpec) -> Iterator[ArgumentFault]:
             yield ArgumentFault(f"taken_for_{word}", f"is read as {word}", partial(lambda word, _: word, word))
 
 
-def _zero_after(array: Array, axis: int, end: int) -> Array:
+def _zero_beyond(array: Array, axis: int, end: int) -> Array:
     """Set all elements after the first ``end`` of an axis to zero."""
     kept = np.zeros_like(array)
     part = (slice(None),) * (axis % array.ndim) + (slice(end),)
@@ -163,36 +165,36 @@ def _zero_after(array: Array, axis: int, end: int) -> Array:
     return kept
 
 
-AlongAxis = Mapping[str, Callable[[Array, int], Array]]
+AxisChanges = Mapping[str, Callable[[Array, int], Array]]
 """By the name of a fault, with a place for what lies along the axis: ``change(array, axis)``."""
-PLACE_CHANGES: AlongAxis = {
+INDEX_CHANGES: AxisChanges = {
     "of_the_next_{}": lambda array, axis: np.roll(array, -1, axis),
     "of_the_{}_before": lambda array, axis: np.roll(array, 1, axis),
     "of_the_first_{}": lambda array, axis: np.broadcast_to(array.take([0][: array.shape[axis]], axis), array.shape),
     "with_each_{}_in_reverse": np.flip,
 }
-LOOP_CHANGES: AlongAxis = {
-    "without_the_last_{}": lambda array, axis: _zero_after(array, axis, array.shape[axis] - 1),
-    "without_each_{}_beyond_16": lambda array, axis: _zero_after(array, axis, 16),
-    "without_each_{}_beyond_128": lambda array, axis: _zero_after(array, axis, 128),
-    "without_each_{}_behind_tiles_of_64": lambda array, axis: _zero_after(
+LOOP_CHANGES: AxisChanges = {
+    "without_the_last_{}": lambda array, axis: _zero_beyond(array, axis, array.shape[axis] - 1),
+    "without_each_{}_beyond_16": lambda array, axis: _zero_beyond(array, axis, 16),
+    "without_each_{}_beyond_128": lambda array, axis: _zero_beyond(array, axis, 128),
+    "without_each_{}_behind_tiles_of_64": lambda array, axis: _zero_beyond(
         array, axis, max(array.shape[axis] // 64, 1) * 64
     ),
 }
 
 
-def _axis_faults(changes: AlongAxis, of: str, axis: int, rank: int) -> Iterator[ArgumentFault]:
+def _axis_faults(changes: AxisChanges, axis_name: str, axis: int, rank: int) -> Iterator[ArgumentFault]:
     for name, change in changes.items():
-        fault = name.format(of)
-        yield ArgumentFault(fault, f"is that {_as_words(fault)}", _apply_on_axis(change, axis, rank))
+        fault = name.format(axis_name)
+        yield ArgumentFault(fault, f"is that {_as_words(fault)}", _change_axis_of_rank(change, axis, rank))
 
 
-def _apply_on_axis(change: Callable[[Array, int], Array], axis: int, rank: int) -> Callable[[Array], Array]:
+def _change_axis_of_rank(change: Callable[[Array, int], Array], axis: int, rank: int) -> Callable[[Array], Array]:
     """Change an axis of arrays that have all of them."""
     return lambda array: change(array, axis) if array.ndim == rank else array
 
 
-def _exchange_axes(array: Array, axis: int) -> Array:
+def _misread_axis_order(array: Array, axis: int) -> Array:
     """Read the memory of an array as if an axis and the next one were exchanged."""
     shape = list(array.shape)
     shape[axis], shape[axis + 1] = shape[axis + 1], shape[axis]
@@ -203,23 +205,23 @@ def _as_words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def round_stage(function: str, stage: str) -> Steps:
+def round_stage(function: str, stage: str) -> StepReplacements:
     """Round a stage of a function of the contract to eight bits when it is returned."""
     right = getattr(numpy_backend, function)
 
-    def run(*arrays: Any, **keywords: Any) -> Stages:
+    def run_and_round(*arrays: Any, **keywords: Any) -> Stages:
         stages = right(*arrays, **keywords)
-        return {name: bfloat16(array) if name == stage else array for name, array in stages.items()}
+        return {name: round_to_bfloat16(array) if name == stage else array for name, array in stages.items()}
 
-    return {function: run}
+    return {function: run_and_round}
 
 
 @dataclass(frozen=True)
 class StepArray:
-    """An array that a step of an operation gets at a ``place``, or returns, with the meaning of its axes."""
+    """An array that a step of an operation gets at an ``argument_index``, or returns, with the meaning of its axes."""
 
     step: str
-    place: int | None
+    argument_index: int | None
     name: str
     axes: tuple[str, ...]
     operation: str
@@ -227,48 +229,51 @@ class StepArray:
 
     def faults(self) -> Iterator[ArgumentFault]:
         """Yield what may be wrong with it; of what is added up, the order is not."""
-        for name, store in _STORE_FORMATS.items():
+        for name, store in _ROUNDINGS_BY_FORMAT.items():
             yield ArgumentFault(f"in_{name}", f"is stored in {_as_words(name)}", store)
         for axis, of in enumerate(self.axes, -len(self.axes)):
             if of and not (of == "key" and self.step.endswith("_row_sum")):
-                yield from _axis_faults(PLACE_CHANGES, of, axis, len(self.axes))
+                yield from _axis_faults(INDEX_CHANGES, of, axis, len(self.axes))
             if of in ("query", "key", "feature"):
                 yield from _axis_faults(LOOP_CHANGES, of, axis, len(self.axes))
 
-    def read_as(self, change: Callable[[Any], Any]) -> Steps:
+    def steps_with_change(self, change: Callable[[Any], Any]) -> StepReplacements:
         """Return the step that reads the array as another one."""
-        right, place = getattr(numpy_backend, self.step.rpartition(".")[2]), self.place
+        right, place = getattr(numpy_backend, self.step.rpartition(".")[2]), self.argument_index
 
-        def run(*arrays: Any, **keywords: Any) -> Any:
+        def run_with_change(*arrays: Any, **keywords: Any) -> Any:
             if place is None:
                 return change(right(*arrays, **keywords))
             return right(*arrays[:place], change(arrays[place]), *arrays[place + 1 :], **keywords)
 
-        return {self.step: run}
+        return {self.step: run_with_change}
 
 
-_STORE_FORMATS: Mapping[str, Store] = {
-    **{"bfloat16": bfloat16, "float16": kernel.float16, "tf32": kernel.tf32},
-    **{"bfloat16_cut_off": kernel.truncated_bfloat16, "tf32_cut_off": kernel.truncated_tf32},
+_ROUNDINGS_BY_FORMAT: Mapping[str, Rounding] = {
+    **{"bfloat16": round_to_bfloat16, "float16": kernel.round_to_float16, "tf32": kernel.round_to_tf32},
+    **{"bfloat16_cut_off": kernel.truncate_to_bfloat16, "tf32_cut_off": kernel.truncate_to_tf32},
 }
-_SCORES, _QUERIES, _KEYS, _ROWS = (
+_SCORE_AXES, _QUERY_AXES, _KEY_AXES, _ROW_AXES = (
     ("batch_entry", "head", *rest)
     for rest in (("query", "key"), ("query", "feature"), ("key", "feature"), ("query", ""))
 )
 # Rows, laid out by hand: the step, the operation and its stage, and below what the step is handed and returns.
 # fmt: off
 _STEP_ROWS: tuple[tuple[str, str, str, tuple[tuple[str, tuple[str, ...]] | None, ...]], ...] = (
-    ("dot_scores._dot", "attention", "raw_scores", (("query", _QUERIES), ("key", _KEYS), ("product", _SCORES))),
-    ("_softmax_with_sinks", "attention", "weights", (("logits", _SCORES), None)),
-    ("_softmax_with_sinks._row_sum", "attention", "weights", (("exponentials", _SCORES), ("sum", _ROWS))),
-    ("attention._weighted_sum", "attention", "output", (("weights", _SCORES), ("value", _KEYS), ("mean", _QUERIES))),
+    ("dot_scores._dot", "attention", "raw_scores", (("query", _QUERY_AXES), ("key", _KEY_AXES), ("product",
+        _SCORE_AXES))),
+    ("_softmax_with_sinks", "attention", "weights", (("logits", _SCORE_AXES), None)),
+    ("_softmax_with_sinks._row_sum", "attention", "weights", (("exponentials", _SCORE_AXES), ("sum", _ROW_AXES))),
+    ("attention._weighted_sum", "attention", "output", (("weights", _SCORE_AXES), ("value", _KEY_AXES), ("mean",
+        _QUERY_AXES))),
     ("attention_gradients._dot", "attention_gradients", "grad_query",
-        (("grad_output", _QUERIES), ("value", _KEYS), ("grad_weights", _SCORES))),
-    ("attention_gradients._row_sum", "attention_gradients", "grad_query", (("products", _SCORES), ("delta", _ROWS))),
+        (("grad_output", _QUERY_AXES), ("value", _KEY_AXES), ("grad_weights", _SCORE_AXES))),
+    ("attention_gradients._row_sum", "attention_gradients", "grad_query", (("products", _SCORE_AXES), ("delta",
+        _ROW_AXES))),
     ("attention_gradients._weighted_sum", "attention_gradients", "grad_query",
-        (("grad_scores", _SCORES), ("key", _KEYS), ("mean", _QUERIES))),
+        (("grad_scores", _SCORE_AXES), ("key", _KEY_AXES), ("mean", _QUERY_AXES))),
     ("_sum_over_queries", "attention_gradients", "grad_key",
-        (("weights", _SCORES), ("rows", _QUERIES), ("sum", _KEYS))),
+        (("weights", _SCORE_AXES), ("rows", _QUERY_AXES), ("sum", _KEY_AXES))),
 )
 # fmt: on
 STEP_ARRAYS = tuple(
@@ -297,14 +302,14 @@ def can_show_fault(operation: Operation, name: str, spec: InputSpec | OptionSpec
     return not (fault.name == "taken_twice" and is_normalised and name in ("query", "key"))
 
 
-def arguments_of(operation: Operation) -> Iterator[tuple[str, InputSpec | OptionSpec]]:
+def arguments_of_operation(operation: Operation) -> Iterator[tuple[str, InputSpec | OptionSpec]]:
     """Yield the inputs and options of an operation that its function takes."""
     taken = signature(getattr(numpy_backend, operation.function)).parameters.keys()
     yield from ((name, spec) for name, spec in operation.inputs.items() if name in taken)
     yield from ((name, spec) for name, spec in OPTIONS.items() if name in taken and name in operation.options)
 
 
-def faults_of(operation: Operation, name: str, spec: InputSpec | OptionSpec) -> Iterator[ArgumentFault]:
+def faults_of_argument(operation: Operation, name: str, spec: InputSpec | OptionSpec) -> Iterator[ArgumentFault]:
     """Yield the faults of an argument of an operation."""
     of_argument = faults_of_input(spec) if isinstance(spec, InputSpec) else faults_of_option(spec)
     yield from (fault for fault in of_argument if can_show_fault(operation, name, spec, fault))
@@ -417,57 +422,85 @@ FAULTS_IN_THE_WILD: Mapping[str, str | tuple[str, str | tuple[str, ...]]] = {
 # fmt: on
 
 
-def _diagnosis_of(what: str) -> str | tuple[str, ...]:
+def _diagnosis_of_fault(fault_name: str) -> str | tuple[str, ...]:
     """Return the diagnosis of a fault of an array or argument: the reading of the same name, or an accuracy."""
-    is_rounded = any(f"_in_{name}" in what for name in _STORE_FORMATS)
-    return ACCURACY_OF_16_BITS if is_rounded else what.replace("_of_the_", "_of_").replace("_", "-")
+    is_rounded = any(f"_in_{name}" in fault_name for name in _ROUNDINGS_BY_FORMAT)
+    return ROUNDING_DIAGNOSIS if is_rounded else fault_name.replace("_of_the_", "_of_").replace("_", "-")
 
 
-def _register_fault(owner: str, what: str, defect: str, steps: Steps, at: str, of: tuple[str, str]) -> None:
-    name = f"{owner}_{what}"
+def _register_generated_fault(
+    owner: str,
+    fault_name: str,
+    defect: str,
+    steps: StepReplacements,
+    stage: str,
+    operation_and_argument: tuple[str, str],
+) -> None:
+    name = f"{owner}_{fault_name}"
     if name not in FAULTS_IN_THE_WILD:
-        mutant("by the specification", None, name, defect, steps, at=at, dtypes=ONE_DTYPE, of=of)
+        register_fault(
+            "by the specification",
+            None,
+            name,
+            defect,
+            steps,
+            stage=stage,
+            dtypes=GENERATED_FAULT_DTYPES,
+            operation_and_argument=operation_and_argument,
+        )
         return
     met = FAULTS_IN_THE_WILD[name]
-    defect, diagnosis = (met, _diagnosis_of(what)) if isinstance(met, str) else met
+    defect, diagnosis = (met, _diagnosis_of_fault(fault_name)) if isinstance(met, str) else met
     more: Any = {
-        "dtypes": WIDE_DTYPES if diagnosis == ACCURACY_OF_16_BITS else ALL_BUT_BFLOAT16,
+        "dtypes": WIDE_DTYPES if diagnosis == ROUNDING_DIAGNOSIS else ALL_BUT_BFLOAT16,
         "diagnosis": diagnosis,
     }
-    mutant("by the specification", None, name, defect, steps, at=at, of=of, is_met=True, **more)
+    register_fault(
+        "by the specification",
+        None,
+        name,
+        defect,
+        steps,
+        stage=stage,
+        operation_and_argument=operation_and_argument,
+        occurred_in_practice=True,
+        **more,
+    )
 
 
 # fmt: off
 for _operation in OPERATIONS.values():
     _what = _as_words(_operation.name)
-    for _name, _spec in arguments_of(_operation):
-        for _fault in faults_of(_operation, _name, _spec):
-            _register_fault(_operation.name, f"{_name}_{_fault.name}",
+    for _name, _spec in arguments_of_operation(_operation):
+        for _fault in faults_of_argument(_operation, _name, _spec):
+            _register_generated_fault(_operation.name, f"{_name}_{_fault.name}",
                             f"the {_as_words(_name)} of {_what} {_fault.defect}",
                 kernel.change_argument(_operation.function, _name, _fault.change),
                 _spec.requested_stage or _operation.stages[0], (_operation.name, _name))
     for _stage in returned_stages(_operation):
-        _register_fault(_operation.name, f"{_stage}_rounded_to_eight_bits",
+        _register_generated_fault(_operation.name, f"{_stage}_rounded_to_eight_bits",
             f"the {_as_words(_stage)} of {_what} is stored in bfloat16",
             round_stage(_operation.function, _stage), _stage, (_operation.name, ""))
 for _array in STEP_ARRAYS:
     _step = _array.step.replace("._", "_").strip("_")
     for _fault in _array.faults():
-        _register_fault(_step, f"{_array.name}_{_fault.name}",
+        _register_generated_fault(_step, f"{_array.name}_{_fault.name}",
             f"the {_as_words(_array.name)} of {_as_words(_step)} {_fault.defect}",
-            _array.read_as(_fault.change), _array.stage, (_array.operation, ""))
+            _array.steps_with_change(_fault.change), _array.stage, (_array.operation, ""))
 # fmt: on
 
-_MODULES = (*(topic.__name__ for topic in TOPICS), __name__)
-_ALL_SUBJECTS: tuple[Subject, ...] = tuple(subject for module in _MODULES for subject in subjects_of_module(module))
+_SUBJECT_MODULES = (*(topic.__name__ for topic in TOPIC_MODULES), __name__)
+_ALL_SUBJECTS: tuple[Subject, ...] = tuple(
+    subject for module in _SUBJECT_MODULES for subject in subjects_of_module(module)
+)
 MUTANTS: tuple[Mutant, ...] = tuple(subject for subject in _ALL_SUBJECTS if isinstance(subject, Mutant))
-BY_HAND: tuple[Mutant, ...] = tuple(fault for fault in MUTANTS if not fault.is_generated)
+HAND_WRITTEN_FAULTS: tuple[Mutant, ...] = tuple(fault for fault in MUTANTS if not fault.is_generated)
 """The faults that are not derived from the specification, and those that are known to have occurred."""
 CONTROLS: tuple[Control, ...] = tuple(subject for subject in _ALL_SUBJECTS if isinstance(subject, Control))
-EQUIVALENT: tuple[Equivalent, ...] = tuple(subject for subject in _ALL_SUBJECTS if isinstance(subject, Equivalent))
-SUBJECTS: Mapping[str, Subject] = {subject.name: subject for subject in (*MUTANTS, *CONTROLS, *EQUIVALENT)}
+EQUIVALENTS: tuple[Equivalent, ...] = tuple(subject for subject in _ALL_SUBJECTS if isinstance(subject, Equivalent))
+SUBJECTS_BY_NAME: Mapping[str, Subject] = {subject.name: subject for subject in (*MUTANTS, *CONTROLS, *EQUIVALENTS)}
 
 
 def variant_named(name: str) -> Backend:
     """Return the implementation of a subject. Raises ``KeyError``."""
-    return SUBJECTS[name].backend
+    return SUBJECTS_BY_NAME[name].backend

@@ -22,8 +22,15 @@ from attncheck.backends.composed import window_from_first_key
 from attncheck.backends.contract import EmptyRows, Stages
 from attncheck.diagnosis.readings import CATALOGUE
 from attncheck.judging.alternatives import AppliedReading, Reading
-from attncheck.mutation.kernel import Array, Store, store_exactly
-from attncheck.mutation.mutant import Call, Step, Steps, StepsPerCall, Variant, rebind_globals
+from attncheck.mutation.kernel import Array, Rounding, leave_unrounded
+from attncheck.mutation.mutant import (
+    AttentionCall,
+    BackendVariant,
+    StepFunction,
+    StepReplacements,
+    StepsPerCall,
+    rebind_globals,
+)
 from attncheck.reading.lowering import Options
 from attncheck.reading.problem import Problem
 from attncheck.spec import OPERATIONS, SCORE_SPECS, computed_stages
@@ -45,16 +52,16 @@ class ReadingFault:
 
     function: str
     reading: str
-    where: Callable[[Problem], object]
+    applies_to: Callable[[Problem], object]
 
     def __call__(self, *arrays: Any, **keywords: Any) -> Stages:
         """Return the stages of the problem that is computed instead, by the names of the expected stages."""
-        alternative = self.read(*arrays, **keywords)
+        alternative = self.apply_reading(*arrays, **keywords)
         if alternative is None:
-            as_it_is: Stages = self._as_it_is(*arrays, **keywords)
-            return as_it_is
-        right: Step = getattr(backend, self.function)
-        asked = self._problem(*arrays, **keywords)
+            unchanged_stages: Stages = self._unchanged_function(*arrays, **keywords)
+            return unchanged_stages
+        right: StepFunction = getattr(backend, self.function)
+        asked = self._problem_of_call(*arrays, **keywords)
         dtype = next(iter(asked.inputs.values())).dtype
         dtypes = {name: array.dtype for name, array in asked.inputs.items()}
         stages = computed_stages(asked.operation, asked.options, asked.inputs)
@@ -68,13 +75,13 @@ class ReadingFault:
         return {stage: computed[name] for stage, name in named.items() if name in computed}
 
     @cached_property
-    def _as_it_is(self) -> Step:
+    def _unchanged_function(self) -> StepFunction:
         """The unchanged function, except that functions that it calls may be misread."""
-        return Variant({name: step for name, step in self.everywhere().items() if name != self.function}).function(
-            self.function
-        )
+        return BackendVariant(
+            {name: step for name, step in self.steps_for_all_functions().items() if name != self.function}
+        ).function_named(self.function)
 
-    def everywhere(self) -> Steps:
+    def steps_for_all_functions(self) -> StepReplacements:
         """Return this fault for every function of its reading: before keys and values are laid out, or after."""
         is_lowered = {reading.changes_called_operation for reading in _READINGS_BY_NAME[self.reading]}
         return {
@@ -83,22 +90,22 @@ class ReadingFault:
             if OPERATIONS[operation].is_lowered in is_lowered
         }
 
-    def read(self, *arrays: Any, **keywords: Any) -> AppliedReading | None:
+    def apply_reading(self, *arrays: Any, **keywords: Any) -> AppliedReading | None:
         """Return the problem of a call by the reading; None if the reading does not apply."""
-        problem = self._problem(*arrays, **keywords)
+        problem = self._problem_of_call(*arrays, **keywords)
         is_lowered = OPERATIONS[problem.operation].is_lowered
         for reading in _READINGS_BY_NAME[self.reading]:
             if reading.changes_called_operation is not is_lowered:
                 continue
             for form in replace(reading, changes_called_operation=False).of_problem(problem):
                 called = form.problem.as_call()
-                taken = {"score", *_SIGNATURES[self.function].parameters}
-                if form.replacement is None and taken >= {*called.inputs, *called.options} and self.where(problem):
+                taken = {"score", *_FUNCTION_SIGNATURES[self.function].parameters}
+                if form.replacement is None and taken >= {*called.inputs, *called.options} and self.applies_to(problem):
                     return form
         return None
 
-    def _problem(self, *arrays: Any, **keywords: Any) -> Problem:
-        arguments = {**dict(zip(_SIGNATURES[self.function].parameters, arrays, strict=False)), **keywords}
+    def _problem_of_call(self, *arrays: Any, **keywords: Any) -> Problem:
+        arguments = {**dict(zip(_FUNCTION_SIGNATURES[self.function].parameters, arrays, strict=False)), **keywords}
         asked = {name: value for name, value in arguments.items() if value is not None}
         inputs = {name: array for name, array in asked.items() if isinstance(array, np.ndarray)}
         operation, score = OPERATION_OF_FUNCTION[self.function]
@@ -107,35 +114,35 @@ class ReadingFault:
         )
 
 
-_SIGNATURES = {name: signature(getattr(backend, name)) for name in OPERATION_OF_FUNCTION}
+_FUNCTION_SIGNATURES = {name: signature(getattr(backend, name)) for name in OPERATION_OF_FUNCTION}
 
 
-def reading_faults(*rows: tuple[Any, ...], **more: Any) -> Iterator[dict[str, Any]]:
+def faults_from_readings(*rows: tuple[Any, ...], **common_fields: Any) -> Iterator[dict[str, Any]]:
     """Yield faults that apply a reading of the catalogue to their problem, as keywords of ``mutant``.
 
     A row has the topic, the reading, and the defect in the wild; the fault has the reading's name. A fault that applies
-    the reading only to some problems has its own name, and ``where(problem)``. All have ``more`` fields in common.
+    the reading only to some problems has its own name, and ``applies_to(problem)``. All have ``common_fields``.
     """
     for row in rows:
-        yield _reading_fault(*row) | more
+        yield _fault_from_reading(*row) | common_fields
 
 
-def _reading_fault(
+def _fault_from_reading(
     topic: str,
     reading: str,
     defect: str,
     name: str = "",
-    where: Callable[[Problem], object] = lambda problem: True,
+    applies_to: Callable[[Problem], object] = lambda problem: True,
 ) -> dict[str, Any]:
     first = _READINGS_BY_NAME[reading][0]
     return {
         "topic": topic,
         "name": name or reading.replace("-", "_").lower(),
         "defect": defect,
-        "change": ReadingFault("", reading, where).everywhere(),
-        "at": "rotated_query" if first.of == "rotary_cos" else first.stage,
+        "change": ReadingFault("", reading, applies_to).steps_for_all_functions(),
+        "stage": "rotated_query" if first.of == "rotary_cos" else first.stage,
         "diagnosis": reading,
-        "needs": first.of if len({row.of for row in _READINGS_BY_NAME[reading]}) == 1 else "",
+        "needed_argument": first.of if len({row.of for row in _READINGS_BY_NAME[reading]}) == 1 else "",
     }
 
 
@@ -150,36 +157,36 @@ def is_operation(name: str) -> Callable[[Problem], object]:
     return lambda problem: problem.operation == name or problem.options.get("score", "") == score
 
 
-Masks: TypeAlias = dict[str, Any]
+MaskArguments: TypeAlias = dict[str, Any]
 """The arguments of ``mask_scores`` besides the scores: bias, mask, is_causal, window and so on."""
-_MASK_DEFAULTS: Masks = {
+_MASK_DEFAULTS: MaskArguments = {
     name: parameter.default
     for name, parameter in signature(backend.mask_scores).parameters.items()
     if parameter.kind is Parameter.KEYWORD_ONLY
 }
-NO_MASK_RULES: Masks = {option: value for option, value in _MASK_DEFAULTS.items() if option != "bias"}
+NO_MASK_RULES: MaskArguments = {option: value for option, value in _MASK_DEFAULTS.items() if option != "bias"}
 """Nothing is forbidden."""
 
 
-def may_forbid_keys(masks: Masks) -> bool:
+def may_forbid_keys(masks: MaskArguments) -> bool:
     """Return whether any key may be forbidden."""
     has_rules = masks["mask"] is not None or masks["key_lengths"] is not None
     return bool(masks["is_causal"] or has_rules or any(side is not None for side in masks["window"] or ()))
 
 
-def allowed_keys(scores: Array, masks: Masks) -> Array:
+def allowed_keys(scores: Array, masks: MaskArguments) -> Array:
     """Return flags of the keys that each query may attend to, (B, H, Lq, T), as the backend masks them."""
     asked = {**_MASK_DEFAULTS, **masks, "bias": None, "mask_fill": None}
     stages = backend.mask_scores(np.zeros(scores.shape, bool), **asked)
     return np.asarray(~np.isneginf(stages["masked"])) if "masked" in stages else np.ones(scores.shape, bool)
 
 
-def causal_keys(queries: int, keys: int) -> Array:
+def causal_mask(queries: int, keys: int) -> Array:
     """Return the causal mask, (Lq, T): each query may attend to its own key and earlier ones."""
     return allowed_keys(np.zeros((queries, keys), bool), {"is_causal": True})
 
 
-def keys_in_window(scores: Array, window: Any) -> Array:
+def window_mask(scores: Array, window: Any) -> Array:
     """Return the mask of a window, (Lq, T)."""
     return allowed_keys(np.zeros(scores.shape[-2:], bool), {"window": window})
 
@@ -196,114 +203,116 @@ def combine_masks(mask: Array | None, pattern: Array) -> Array:
     return pattern if mask is None else np.logical_and(mask, pattern)
 
 
-def _replace_masking(step: Callable[[Array, Masks], Stages]) -> Steps:
+def _replace_masking(step: Callable[[Array, MaskArguments], Stages]) -> StepReplacements:
     """Replace the masking by a step that gets the scores and all masks."""
     return {"mask_scores": lambda scores, **keywords: step(scores, {**_MASK_DEFAULTS, **keywords})}
 
 
-def change_masks(change: Callable[[Array, Masks], Masks]) -> Steps:
+def change_mask_arguments(change: Callable[[Array, MaskArguments], MaskArguments]) -> StepReplacements:
     """Change the masks, if any key may be forbidden: ``change(scores, masks)`` returns the changed masks."""
 
-    def masked(scores: Array, masks: Masks) -> Stages:
+    def mask_scores(scores: Array, masks: MaskArguments) -> Stages:
         if may_forbid_keys(masks):
             masks |= change(scores, masks)
             if masks["mask"] is None:  # whatever is left of the rules, there is a stage for them
                 masks["mask"] = np.ones((), bool)
         return backend.mask_scores(scores, **masks)
 
-    return _replace_masking(masked)
+    return _replace_masking(mask_scores)
 
 
-def change_mask(change: Callable[[Array, Array], Array]) -> Steps:
+def change_mask(change: Callable[[Array, Array], Array]) -> StepReplacements:
     """Replace the mask by ``change(mask, scores)``."""
-    return _change_mask_option("mask", change)
+    return _change_mask_argument("mask", change)
 
 
-def change_window(change: Callable[..., Any]) -> Steps:
+def change_window(change: Callable[..., Any]) -> StepReplacements:
     """Replace the window by ``change(left, right)``."""
-    return _change_mask_option("window", lambda window, scores: change(*window))
+    return _change_mask_argument("window", lambda window, scores: change(*window))
 
 
-def change_lengths(change: Callable[[Array, int], Array]) -> Steps:
+def change_key_lengths(change: Callable[[Array, int], Array]) -> StepReplacements:
     """Replace the key lengths by ``change(lengths, keys)``."""
-    return _change_mask_option("key_lengths", lambda lengths, scores: change(lengths, scores.shape[-1]))
+    return _change_mask_argument("key_lengths", lambda lengths, scores: change(lengths, scores.shape[-1]))
 
 
-def _change_mask_option(option: str, change: Callable[[Any, Array], Any]) -> Steps:
-    return change_masks(lambda scores, masks: {} if masks[option] is None else {option: change(masks[option], scores)})
+def _change_mask_argument(option: str, change: Callable[[Any, Array], Any]) -> StepReplacements:
+    return change_mask_arguments(
+        lambda scores, masks: {} if masks[option] is None else {option: change(masks[option], scores)}
+    )
 
 
-def _replace_pattern(rule: str, pattern: Callable[[Array, Masks], Array]) -> Steps:
+def _replace_rule_by_mask(rule: str, pattern: Callable[[Array, MaskArguments], Array]) -> StepReplacements:
     """Replace a rule by another pattern, for queries whose position is their index."""
 
-    def change(scores: Array, masks: Masks) -> Masks:
+    def replace_rule(scores: Array, masks: MaskArguments) -> MaskArguments:
         if not masks[rule] or masks["query_offsets"] is not None:
             return {}
         return {rule: _MASK_DEFAULTS[rule], "mask": combine_masks(masks["mask"], pattern(scores, masks))}
 
-    return change_masks(change)
+    return change_mask_arguments(replace_rule)
 
 
-def replace_causality(pattern: Callable[[int, int], Array]) -> Steps:
+def replace_causality(pattern: Callable[[int, int], Array]) -> StepReplacements:
     """Replace causality by ``pattern(queries, keys)``, for queries whose position is their index."""
-    return _replace_pattern("is_causal", lambda scores, masks: pattern(*scores.shape[-2:]))
+    return _replace_rule_by_mask("is_causal", lambda scores, masks: pattern(*scores.shape[-2:]))
 
 
-def replace_window(pattern: Callable[[Array, Masks], Array]) -> Steps:
+def replace_window(pattern: Callable[[Array, MaskArguments], Array]) -> StepReplacements:
     """Replace the window by ``pattern(scores, masks)``, for queries whose position is their index."""
-    return _replace_pattern("window", pattern)
+    return _replace_rule_by_mask("window", pattern)
 
 
-def change_fill(fill: Callable[[Array, Array, Masks], Array]) -> Steps:
+def replace_fill(fill: Callable[[Array, Array, MaskArguments], Array]) -> StepReplacements:
     """Set masked scores by ``fill(biased, allowed, masks)`` instead of to -inf."""
 
-    def masked(scores: Array, masks: Masks) -> Stages:
+    def mask_scores(scores: Array, masks: MaskArguments) -> Stages:
         stages = backend.mask_scores(scores, **masks)
         if "masked" in stages:
             stages["masked"] = fill(stages.get("biased", scores), allowed_keys(scores, masks), masks)
         return stages
 
-    return _replace_masking(masked)
+    return _replace_masking(mask_scores)
 
 
-def replace_bias_addition(add: Callable[[Array, Array, Masks], Array]) -> Steps:
+def replace_bias_addition(add: Callable[[Array, Array, MaskArguments], Array]) -> StepReplacements:
     """Add the bias, if there is one, by ``add(scores, bias, masks)``."""
 
-    def masked(scores: Array, masks: Masks) -> Stages:
+    def mask_scores(scores: Array, masks: MaskArguments) -> Stages:
         if masks["bias"] is None:
             return backend.mask_scores(scores, **masks)
         biased = add(scores, masks["bias"], masks)
         return {"biased": biased} | backend.mask_scores(biased, **{**masks, "bias": None})
 
-    return _replace_masking(masked)
+    return _replace_masking(mask_scores)
 
 
-def change_bias(change: Callable[[Array, Array], Array]) -> Steps:
+def change_bias(change: Callable[[Array, Array], Array]) -> StepReplacements:
     """Replace the bias by ``change(bias, scores)``."""
     return replace_bias_addition(lambda scores, bias, masks: np.asarray(scores + change(bias, scores)))
 
 
-def allowed_keys_of_call(call: Call, **changed: Any) -> Array:
+def allowed_keys_of_call(call: AttentionCall, **changed: Any) -> Array:
     """Return flags of the keys that each query of a call may attend to, (B, H, Lq, T), under ``changed`` masks."""
     offsets = call.query_offsets
-    window = call.window if offsets is not None else window_from_first_key(call.window, call.past)
+    window = call.window if offsets is not None else window_from_first_key(call.window, call.past_length)
     masks = {"mask": call.mask, "is_causal": call.is_causal, "window": window, "key_lengths": call.key_lengths}
     masks["query_offsets"] = offsets
     return allowed_keys(np.zeros(call.scores_shape, bool), masks | changed)
 
 
-Product: TypeAlias = Callable[[Array, Array], Array]
-Average: TypeAlias = Callable[[Array, Array, Array], Array]
+MatrixProduct: TypeAlias = Callable[[Array, Array], Array]
+AverageValues: TypeAlias = Callable[[Array, Array, Array], Array]
 """Averages the values, by the logits or the weights: ``average(logits, weights, value)``."""
 
 
-def steps_of_attention(steps_of: Callable[[Call], Steps]) -> Steps:
-    """Replace steps of attention, made for each call from its arguments: ``steps_of(call)``."""
-    return {"attention": StepsPerCall(steps_of)}
+def replace_attention_steps(make_steps: Callable[[AttentionCall], StepReplacements]) -> StepReplacements:
+    """Replace steps of attention, made for each call from its arguments: ``make_steps(call)``."""
+    return {"attention": StepsPerCall(make_steps)}
 
 
-CALL_CONDITIONS: Mapping[str, Callable[[Call], bool]] = {
-    "groups": lambda call: call.has_groups,
+CALL_CONDITIONS: Mapping[str, Callable[[AttentionCall], bool]] = {
+    "groups": lambda call: call.has_shared_heads,
     "softcap": lambda call: call.softcap is not None,
     "window": lambda call: call.window is not None,
     "bias": lambda call: call.bias is not None,
@@ -311,10 +320,10 @@ CALL_CONDITIONS: Mapping[str, Callable[[Call], bool]] = {
 """Name -> whether a call has a feature for which kernels often have a separate path."""
 
 
-def change_inputs(change: Callable[[Array, Array, Array], tuple[Array, Array, Array]]) -> Steps:
+def change_inputs(change: Callable[[Array, Array, Array], tuple[Array, Array, Array]]) -> StepReplacements:
     """Change query, key and value in the forward and backward pass; a past changes like the new keys and values."""
 
-    def changed(name: str) -> Step:
+    def run_with_changed_inputs(name: str) -> StepFunction:
         def run(query: Array, key: Array, value: Array, *more: Array, **keywords: Any) -> Stages:
             if keywords.get("past_key") is not None:
                 _, past_key, past_value = change(query, keywords["past_key"], keywords["past_value"])
@@ -324,10 +333,10 @@ def change_inputs(change: Callable[[Array, Array, Array], tuple[Array, Array, Ar
 
         return run
 
-    return {name: changed(name) for name in ("attention", "attention_gradients")}
+    return {name: run_with_changed_inputs(name) for name in ("attention", "attention_gradients")}
 
 
-def replace_scoring(score: Callable[[Array, Array, float], Stages]) -> Steps:
+def replace_scoring(score: Callable[[Array, Array, float], Stages]) -> StepReplacements:
     """Compute the scores by ``score(query, key, factor)``; the softcap applies to them."""
 
     def dot_scores(query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None) -> Stages:
@@ -339,7 +348,7 @@ def replace_scoring(score: Callable[[Array, Array, float], Stages]) -> Steps:
     return {"dot_scores": dot_scores}
 
 
-def change_scores(change: Callable[[Array], Array]) -> Steps:
+def change_scores(change: Callable[[Array], Array]) -> StepReplacements:
     """Change the scaled scores."""
 
     def score(query: Array, key: Array, factor: float) -> Stages:
@@ -349,27 +358,29 @@ def change_scores(change: Callable[[Array], Array]) -> Steps:
     return replace_scoring(score)
 
 
-def change_softmax_rows(
+def change_filled_logits(
     change: Callable[[Array, Array], Array], applies: Callable[[EmptyRows], bool] = lambda empty_rows: True
-) -> Steps:
-    """Change the logits before the softmax: ``change(logits, seen)``.
+) -> StepReplacements:
+    """Change the logits before the softmax: ``change(logits, filled_logits)``.
 
-    ``seen`` are the logits in which rows without a key have got what stands in for them.
+    ``filled_logits`` are the logits in which rows without a key have got what stands in for them.
     """
 
     def softmax(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
-        seen = backend._fill_empty_rows(scores, sinks, empty_rows)
-        return backend._softmax_with_sinks(change(scores, seen) if applies(empty_rows) else seen, sinks, "zero")
+        filled_logits = backend._fill_empty_rows(scores, sinks, empty_rows)
+        return backend._softmax_with_sinks(
+            change(scores, filled_logits) if applies(empty_rows) else filled_logits, sinks, "zero"
+        )
 
     return {"_softmax_with_sinks": softmax}
 
 
-def change_logits(change: Callable[[Array], Array]) -> Steps:
+def change_logits(change: Callable[[Array], Array]) -> StepReplacements:
     """Change the logits before the softmax; rows without a key already have their stand-ins."""
-    return change_softmax_rows(lambda logits, seen: change(seen))
+    return change_filled_logits(lambda logits, seen: change(seen))
 
 
-def replace_softmax(normalise: Callable[[Array], Stages]) -> Steps:
+def replace_softmax(compute_softmax: Callable[[Array], Stages]) -> StepReplacements:
     """Replace the softmax; in its logits, rows without a key already have their stand-ins.
 
     A sink is one more key to it, and its column is cut off what it returns.
@@ -378,8 +389,8 @@ def replace_softmax(normalise: Callable[[Array], Stages]) -> Steps:
     def softmax(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
         logits = backend._fill_empty_rows(scores, sinks, empty_rows)
         if sinks is None:
-            return normalise(logits)
-        stages = normalise(append_sinks(logits, sinks))
+            return compute_softmax(logits)
+        stages = compute_softmax(append_sinks(logits, sinks))
         return stages | {"weights": stages["weights"][..., :-1]}
 
     return {"_softmax_with_sinks": softmax}
@@ -391,7 +402,7 @@ def append_sinks(logits: Array, sinks: Array) -> Array:
     return np.concatenate([logits, column.astype(logits.dtype)], axis=-1)
 
 
-def replace_maximum(maximum: Callable[[Array], Array]) -> Steps:
+def replace_maximum(maximum: Callable[[Array], Array]) -> StepReplacements:
     """Subtract ``maximum(scores)`` instead of a row's maximum, if the row has a key."""
 
     def row_maximum(scores: Array) -> Array:
@@ -401,16 +412,16 @@ def replace_maximum(maximum: Callable[[Array], Array]) -> Steps:
     return {"_row_maximum": row_maximum}
 
 
-def replace_reciprocal(reciprocal: Callable[[Array], Array]) -> Steps:
+def replace_reciprocal(reciprocal: Callable[[Array], Array]) -> StepReplacements:
     """Multiply the exponentials by ``reciprocal(sum)``, instead of dividing by the sum."""
 
-    def normalise(logits: Array) -> Stages:
+    def softmax_by_reciprocal(logits: Array) -> Stages:
         stages, exponentials = softmax_and_exponentials(logits)
         total = backend._row_sum(exponentials)
         weights = np.where(total == 0, 0, exponentials * reciprocal(np.where(total == 0, 1, total)))
         return stages | {"weights": weights}
 
-    return replace_softmax(normalise)
+    return replace_softmax(softmax_by_reciprocal)
 
 
 def softmax_and_exponentials(logits: Array) -> tuple[Stages, Array]:
@@ -425,35 +436,35 @@ def softmax_and_exponentials(logits: Array) -> tuple[Stages, Array]:
     return stages, seen[0]
 
 
-def change_weights(change: Callable[[Array], Array]) -> Steps:
+def change_weights(change: Callable[[Array], Array]) -> StepReplacements:
     """Change the weights between softmax and average; the operation softmax is unchanged."""
-    return _change_after_softmax(lambda call, weights: change(weights))
+    return _change_softmax_weights(lambda call, weights: change(weights))
 
 
-def set_forbidden_weights(number: float) -> Steps:
+def set_forbidden_weights(number: float) -> StepReplacements:
     """Set the weights of forbidden keys to this number, after the softmax."""
-    return _change_after_softmax(
+    return _change_softmax_weights(
         lambda call, weights: np.where(allowed_keys_of_call(call), weights, np.asarray(number, weights.dtype))
     )
 
 
-def _change_after_softmax(change: Callable[[Call, Array], Array]) -> Steps:
-    def steps(call: Call) -> Steps:
+def _change_softmax_weights(change: Callable[[AttentionCall, Array], Array]) -> StepReplacements:
+    def make_steps(call: AttentionCall) -> StepReplacements:
         def softmax(*arguments: Any) -> Stages:
-            stages: Stages = call.step("_softmax_with_sinks")(*arguments)
+            stages: Stages = call.step_function("_softmax_with_sinks")(*arguments)
             return stages | {"weights": change(call, stages["weights"])}
 
         return {"_softmax_with_sinks": softmax}
 
-    return steps_of_attention(steps)
+    return replace_attention_steps(make_steps)
 
 
-def replace_average(average: Average) -> Steps:
+def replace_average(average: AverageValues) -> StepReplacements:
     """Replace the average of the values, which may use the logits; a sink is one more key with a value of 0."""
 
-    def steps(call: Call) -> Steps:
+    def make_steps(call: AttentionCall) -> StepReplacements:
         seen: list[Array] = []
-        right = call.step("_softmax_with_sinks")
+        right = call.step_function("_softmax_with_sinks")
 
         def softmax(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
             seen.append(backend._fill_empty_rows(scores, sinks, empty_rows))
@@ -470,15 +481,15 @@ def replace_average(average: Average) -> Steps:
 
         return {"_softmax_with_sinks": softmax, "_weighted_sum": weighted_sum}
 
-    return steps_of_attention(steps)
+    return replace_attention_steps(make_steps)
 
 
-def change_outputs(change: Callable[[Array], Array]) -> Steps:
+def change_outputs(change: Callable[[Array], Array]) -> StepReplacements:
     """Change the average of the values, before it is projected."""
     return {"attention._weighted_sum": lambda weights, value: change(weights @ value)}
 
 
-def change_values(change: Callable[[Array], Array]) -> Steps:
+def change_values(change: Callable[[Array], Array]) -> StepReplacements:
     """Change the values when they are averaged."""
     return {"attention._weighted_sum": lambda weights, value: weights @ change(value)}
 
@@ -488,7 +499,7 @@ def add_score_bias(scores: Array, score_bias: Array | None) -> Stages:
     return {"scores": scores if score_bias is None else scores + score_bias[:, np.newaxis, np.newaxis]}
 
 
-def use_product(product: Product) -> Steps:
+def use_product(product: MatrixProduct) -> StepReplacements:
     """Use another product of matrices throughout, except for the additive score's."""
 
     def dot(query: Array, key: Array) -> Array:
@@ -510,7 +521,7 @@ def use_product(product: Product) -> Steps:
     }
 
 
-def use_grouped_product(product: Product) -> Steps:
+def use_grouped_product(product: MatrixProduct) -> StepReplacements:
     """Multiply all query heads of a group with their shared head in one product, without repeating the head."""
 
     def dot(left: Array, right: Array) -> Array:
@@ -525,9 +536,9 @@ def use_grouped_product(product: Product) -> Steps:
     }
 
 
-def steps_of_gradients(steps_of: Callable[[Call], Steps]) -> Steps:
+def replace_gradient_steps(make_steps: Callable[[AttentionCall], StepReplacements]) -> StepReplacements:
     """Replace steps of the gradients, made for each call from its arguments and the stages of its forward pass."""
-    return {"attention_gradients": StepsPerCall(steps_of)}
+    return {"attention_gradients": StepsPerCall(make_steps)}
 
 
 def recompute_weights(logits: Array, log_sum_exp: Array) -> Array:
@@ -536,32 +547,32 @@ def recompute_weights(logits: Array, log_sum_exp: Array) -> Array:
     return np.where(np.isneginf(log_sum_exp), 0, exponentials)
 
 
-def replace_backward_weights(weights: Callable[[Call], Array]) -> Steps:
+def replace_backward_weights(weights: Callable[[AttentionCall], Array]) -> StepReplacements:
     """Use other weights in the backward pass than those of the forward pass."""
-    return steps_of_gradients(lambda call: {"attention": forward_with_weights(call, weights(call))})
+    return replace_gradient_steps(lambda call: {"attention": forward_with_weights(call, weights(call))})
 
 
-def forward_with_weights(call: Call, weights: Array) -> Step:
+def forward_with_weights(call: AttentionCall, weights: Array) -> StepFunction:
     """Return a step that returns the stages of the forward pass, but with these weights."""
     stages = call.stages | {"weights": weights}
     return lambda *arrays, **keywords: stages
 
 
-def replace_delta(delta: Callable[[Call, Array], Array]) -> Steps:
-    """Replace the sum of the terms p dp over the keys by ``delta(call, terms)``."""
-    return steps_of_gradients(lambda call: {"_row_sum": lambda terms: delta(call, terms)})
+def replace_gradient_row_sum(row_sum: Callable[[AttentionCall, Array], Array]) -> StepReplacements:
+    """Replace the sum of the terms p dp over the keys by ``row_sum(call, terms)``."""
+    return replace_gradient_steps(lambda call: {"_row_sum": lambda terms: row_sum(call, terms)})
 
 
-def delta_from_output(call: Call) -> Array:
+def gradient_row_sum_from_output(call: AttentionCall) -> Array:
     """Return sum p dp as g o: Dao et al. 2022, FlashAttention, appendix B.4."""
     return backend._row_sum(call.grad_output * call.stages["output"])
 
 
-def remask_weights(call: Call, allowed: Array) -> Array:
+def remask_weights(call: AttentionCall, allowed: Array) -> Array:
     """Return the weights that a backward pass recomputes from scores with another mask."""
     if np.array_equal(allowed, allowed_keys_of_call(call)):
         return call.weights
-    return recompute_weights(np.where(allowed, call.unmasked, -np.inf), call.log_sum_exp)
+    return recompute_weights(np.where(allowed, call.unmasked_logits, -np.inf), call.log_sum_exp)
 
 
 def split_into_groups(gradient: Array, kv_heads: int) -> Array:
@@ -570,30 +581,30 @@ def split_into_groups(gradient: Array, kv_heads: int) -> Array:
     return gradient.reshape(batch, kv_heads, heads // kv_heads, *rest)
 
 
-def change_gradients(change: Callable[[Stages], Stages]) -> Steps:
+def change_gradients(change: Callable[[Stages], Stages]) -> StepReplacements:
     """Change the results of the backward pass."""
     return {"attention_gradients": lambda *arrays, **keywords: change(backend.attention_gradients(*arrays, **keywords))}
 
 
-def change_value_weights(change: Callable[[Call, Array], Array]) -> Steps:
+def change_value_gradient_weights(change: Callable[[AttentionCall, Array], Array]) -> StepReplacements:
     """Use other weights in the gradient of the values only."""
-    return replace_only("grad_value", _change_first_argument("_sum_over_queries", change))
+    return replace_some_gradients("grad_value", _change_step_argument("_sum_over_queries", change))
 
 
-def change_bias_logits(change: Callable[[Call, Array], Array]) -> Steps:
+def change_bias_gradient_terms(change: Callable[[AttentionCall, Array], Array]) -> StepReplacements:
     """Change the gradients of the logits that are summed for the bias."""
-    return _change_first_argument("_sum_broadcast", change)
+    return _change_step_argument("_sum_broadcast", change)
 
 
-def _change_first_argument(name: str, change: Callable[[Call, Array], Array]) -> Steps:
+def _change_step_argument(name: str, change: Callable[[AttentionCall, Array], Array]) -> StepReplacements:
     """Replace the first array of a step of the gradients."""
-    right: Step = getattr(backend, name)
-    return steps_of_gradients(lambda call: {name: lambda first, second: right(change(call, first), second)})
+    right: StepFunction = getattr(backend, name)
+    return replace_gradient_steps(lambda call: {name: lambda first, second: right(change(call, first), second)})
 
 
-def replace_only(names: str | Iterable[str], steps: Steps) -> Steps:
+def replace_some_gradients(names: str | Iterable[str], steps: StepReplacements) -> StepReplacements:
     """Use some gradients of a faulty backward pass, and the others of the right one."""
-    faulty, chosen = Variant(steps), (names,) if isinstance(names, str) else tuple(names)
+    faulty, chosen = BackendVariant(steps), (names,) if isinstance(names, str) else tuple(names)
 
     def attention_gradients(*arrays: Any, **keywords: Any) -> Stages:
         wrong = faulty.attention_gradients(*arrays, **keywords)
@@ -602,14 +613,14 @@ def replace_only(names: str | Iterable[str], steps: Steps) -> Steps:
     return {"attention_gradients": attention_gradients}
 
 
-def use_product_for_keys(product: Product) -> Steps:
+def use_key_gradient_product(product: MatrixProduct) -> StepReplacements:
     """Replace the sum over queries for the gradient of the keys."""
-    return replace_only("grad_key", {"_sum_over_queries": product})
+    return replace_some_gradients("grad_key", {"_sum_over_queries": product})
 
 
-def use_product_for_values(product: Product) -> Steps:
+def use_value_gradient_product(product: MatrixProduct) -> StepReplacements:
     """Replace the sum over queries for the gradient of the values."""
-    return replace_only("grad_value", {"_sum_over_queries": product})
+    return replace_some_gradients("grad_value", {"_sum_over_queries": product})
 
 
 UNSTORED_STAGES = frozenset({"weights"})
@@ -625,31 +636,31 @@ class OnlineSoftmax:
     """
 
     block: int
-    product: Product = np.matmul
+    product: MatrixProduct = np.matmul
     rescales_sum: Callable[[int], bool] = lambda block: True
     rescales_output: Callable[[int], bool] = lambda block: True
-    store: Store = store_exactly
+    store: Rounding = leave_unrounded
 
     @property
-    def steps(self) -> Steps:
+    def steps(self) -> StepReplacements:
         """The steps that run over blocks."""
-        return {**replace_softmax(self.normalise), **replace_average(self.average)}
+        return {**replace_softmax(self.compute_softmax), **replace_average(self.average_values)}
 
-    def normalise(self, logits: Array) -> Stages:
+    def compute_softmax(self, logits: Array) -> Stages:
         """Return log_sum_exp, and weights made in a second pass."""
-        maximum, total, _ = self._run(logits, None)
+        maximum, total, _ = self._run_over_blocks(logits, None)
         stages: Stages = rebind_globals(
             backend._softmax_with_sinks, _row_maximum=lambda scores: maximum, _row_sum=lambda terms: total
         )(logits, None, "zero")
         return stages
 
-    def average(self, logits: Array, weights: Array, value: Array) -> Array:
+    def average_values(self, logits: Array, weights: Array, value: Array) -> Array:
         """Average the values in one pass over the logits."""
-        maximum, total, output = self._run(logits, value)
+        maximum, total, output = self._run_over_blocks(logits, value)
         empty = maximum == -np.inf
         return np.where(empty, 0, output / np.where(empty, 1, total))
 
-    def _run(self, logits: Array, value: Array | None) -> tuple[Array, Array, Array]:
+    def _run_over_blocks(self, logits: Array, value: Array | None) -> tuple[Array, Array, Array]:
         maximum = np.full((*logits.shape[:-1], 1), -np.inf, logits.dtype)
         total = np.zeros_like(maximum)
         output = np.zeros((*logits.shape[:-1], 1 if value is None else value.shape[-1]), logits.dtype)

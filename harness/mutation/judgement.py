@@ -41,13 +41,13 @@ class StageResult(NamedTuple):
     """The judgement of one stage; ``stage`` is empty if the subject raised an error.
 
     ``tier`` is the bound that a fault exceeds: proven, statistical, or the verdict on form or NaN; None if the stage
-    agrees. ``is_origin`` is false if the stage only inherits its error from one before it. ``ratio`` is the largest
+    agrees. ``begins_error`` is false if the stage only inherits its error from one before it. ``ratio`` is the largest
     error over its bound. Each of the ``RULES`` is true if it rejects the stage.
     """
 
     stage: str
     tier: str | None
-    is_origin: bool = True
+    begins_error: bool = True
     ratio: float | None = None
     assert_close: bool | None = None
     allclose: bool | None = None
@@ -60,11 +60,11 @@ class StageResult(NamedTuple):
 
 
 RULES = ("assert_close", "allclose", "rtol_1e_3")
-Findings = tuple[StageResult, ...]
+StageResults = tuple[StageResult, ...]
 """The judged stages of one evaluation; a single one without a name if it raised an error."""
 
 
-def judge_stage_result(judgement: StageJudgement, got: Array, exact: Enclosure | None, dtype: str) -> StageResult:
+def judge_stage_result(judgement: StageJudgement, result: Array, exact: Enclosure | None, dtype: str) -> StageResult:
     """Return the result of a stage by its judgement and by other rules, with the exact answer if there is one."""
     measured = [item for item in (judgement.accumulated, judgement.introduced) if item is not None]
     tier = None
@@ -73,7 +73,7 @@ def judge_stage_result(judgement: StageJudgement, got: Array, exact: Enclosure |
     elif judgement.verdict.exit_code:
         tier = str(judgement.verdict)
     ratio = max((float(item.ratio) for item in measured), default=None)
-    rejected = {} if exact is None else rejected_by_rules(got, exact.high, dtype)
+    rejected = {} if exact is None else rejected_by_rules(result, exact.high, dtype)
     return StageResult(judgement.stage, tier, judgement.is_at_fault, ratio, **rejected)
 
 
@@ -98,27 +98,27 @@ class VariantRow(NamedTuple):
     rejects: frozenset[str]
 
     @classmethod
-    def of(cls, subject: str, unit: tuple[str, str, int, bool, bool], findings: Findings) -> VariantRow:
+    def from_results(cls, subject: str, unit: tuple[str, str, int, bool, bool], results: StageResults) -> VariantRow:
         """Return the row of a subject on a unit: case, dtype, seed, drawn and complete."""
         wrong, ratios = (
-            first_wrong_stage(findings),
-            [finding.ratio for finding in findings if finding.ratio is not None],
+            first_wrong_stage(results),
+            [finding.ratio for finding in results if finding.ratio is not None],
         )
         largest = max((ratio for ratio in ratios if not math.isnan(ratio)), default=math.nan)
-        rejects = frozenset(rule for rule in ("caught", *RULES) if any(getattr(finding, rule) for finding in findings))
+        rejects = frozenset(rule for rule in ("caught", *RULES) if any(getattr(finding, rule) for finding in results))
         if wrong is None:
             return cls(subject, *unit, None, "", math.nan, largest, rejects)
         ratio = math.nan if wrong.ratio is None else wrong.ratio
         return cls(subject, *unit, wrong.stage, str(wrong.tier), ratio, largest, rejects)
 
 
-def first_wrong_stage(findings: Findings) -> StageResult | None:
+def first_wrong_stage(results: StageResults) -> StageResult | None:
     """Return the first flagged stage that is itself at fault, else the first flagged one; None without any."""
-    flagged = [finding for finding in findings if finding.caught]
-    return next((finding for finding in flagged if finding.is_origin), flagged[0] if flagged else None)
+    flagged = [finding for finding in results if finding.caught]
+    return next((finding for finding in flagged if finding.begins_error), flagged[0] if flagged else None)
 
 
-_ASSERT_CLOSE: Mapping[str, tuple[float, float]] = {
+_ASSERT_CLOSE_TOLERANCES: Mapping[str, tuple[float, float]] = {
     "float64": (1e-7, 1e-7),
     "float32": (1.3e-6, 1e-5),
     "bfloat16": (1.6e-2, 1e-5),
@@ -127,27 +127,27 @@ _ASSERT_CLOSE: Mapping[str, tuple[float, float]] = {
 """A relative and an absolute tolerance."""
 
 
-def rejected_by_rules(got: Array, exact: Array, dtype: str) -> dict[str, bool]:
+def rejected_by_rules(result: Array, exact: Array, dtype: str) -> dict[str, bool]:
     """Return which rules reject an array, compared with the exact answer, rounded once to the working dtype.
 
     To nearest in float64 and then once more: off by one unit in the last place where the first hits a midpoint.
     """
-    if got.shape != exact.shape:
+    if result.shape != exact.shape:
         return dict.fromkeys(RULES, True)
     with np.errstate(over="ignore"):
-        wide, truth = got.astype(np.float64), exact.astype(numpy_dtype(dtype)).astype(np.float64)
+        wide, truth = result.astype(np.float64), exact.astype(numpy_dtype(dtype)).astype(np.float64)
     same, finite = wide == truth, np.isfinite(wide) & np.isfinite(truth)
     with np.errstate(all="ignore"):
         distance = np.abs(wide - truth)
         return {
             name: not bool(np.all(same | (finite & (distance <= absolute + relative * np.abs(truth)))))
             for name, (relative, absolute) in zip(
-                RULES, (_ASSERT_CLOSE[dtype], (1e-5, 1e-8), (1e-3, 1e-7)), strict=True
+                RULES, (_ASSERT_CLOSE_TOLERANCES[dtype], (1e-5, 1e-8), (1e-3, 1e-7)), strict=True
             )
         }
 
 
-MAX_WRONGLY_NAMED = 1 / 500
+MAX_WRONGLY_NAMED_SHARE = 1 / 500
 """The share of faults that may be named wrongly: a wrong name is worse than none."""
 RIGHTLY, WRONGLY, NOT_NAMED = "rightly", "wrongly", "not"
 
@@ -166,7 +166,7 @@ def diagnosis_names(decisions: Iterable[Decision]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(decision.match.name for decision in decisions if decision.match is not None))
 
 
-def naming_result(subject: Subject, names: Sequence[str]) -> str:
+def judge_diagnosis(subject: Subject, names: Sequence[str]) -> str:
     """Return whether the diagnosis of a subject is right, wrong or missing; a control has no right one."""
     if not names:
         return NOT_NAMED

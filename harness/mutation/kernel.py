@@ -17,18 +17,18 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Stages
-from attncheck.mutation.mutant import OPERATIONS, Steps, Variant
+from attncheck.mutation.mutant import OPERATION_FUNCTIONS, BackendVariant, StepReplacements
 from attncheck.spec import OPERATIONS as SPECS
 from attncheck.spec import STAGE_SPECS, STAGES_ON_SCORES
 
 Array = NDArray[Any]
-Store = Callable[[Array], Array]
+Rounding = Callable[[Array], Array]
 """How an intermediate is stored: rounded to something, or left as it is."""
 
-Product: TypeAlias = Callable[[Array, Array], Array]
+MatrixProduct: TypeAlias = Callable[[Array, Array], Array]
 
 
-def store_exactly(array: Array) -> Array:
+def leave_unrounded(array: Array) -> Array:
     """Store without rounding."""
     return array
 
@@ -46,22 +46,22 @@ def round_to_bits(array: Array, bits: int, *, truncate: bool = False) -> Array:
     return rounded
 
 
-bfloat16: Store = partial(round_to_bits, bits=8)
+round_to_bfloat16: Rounding = partial(round_to_bits, bits=8)
 """Round to bfloat16's precision."""
-truncated_bfloat16: Store = partial(round_to_bits, bits=8, truncate=True)
+truncate_to_bfloat16: Rounding = partial(round_to_bits, bits=8, truncate=True)
 """Cut off what bfloat16 has no bits for."""
-tf32: Store = partial(round_to_bits, bits=11)
+round_to_tf32: Rounding = partial(round_to_bits, bits=11)
 """Round to TF32's precision."""
-truncated_tf32: Store = partial(round_to_bits, bits=11, truncate=True)
+truncate_to_tf32: Rounding = partial(round_to_bits, bits=11, truncate=True)
 """Cut off what TF32 has no bits for."""
 
 
-def store_in_format(dtype: Any) -> Store:
+def rounding_to_dtype(dtype: Any) -> Rounding:
     """Round to a format, its range included, and widen again."""
     return lambda array: array.astype(dtype).astype(array.dtype)
 
 
-float16, float32 = store_in_format(np.float16), store_in_format(np.float32)
+round_to_float16, round_to_float32 = rounding_to_dtype(np.float16), rounding_to_dtype(np.float32)
 """Round to float16, in which what is above 65504 is infinity, or to float32."""
 
 
@@ -80,7 +80,7 @@ def pad_last_axis(array: Array, multiple: int, number: float = 0) -> Array:
     return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, -array.shape[-1] % multiple)], constant_values=number)
 
 
-def sum_in_order(parts: Iterable[Array], like: Array, store: Store = store_exactly) -> Array:
+def sum_in_order(parts: Iterable[Array], like: Array, store: Rounding = leave_unrounded) -> Array:
     """Add parts one after the other, and round each partial sum by ``store``."""
     total = np.zeros((), like.dtype)
     for part in parts:
@@ -88,34 +88,34 @@ def sum_in_order(parts: Iterable[Array], like: Array, store: Store = store_exact
     return np.asarray(total)
 
 
-def tiled_product(terms: int, store: Store = store_exactly, product: Product = np.matmul) -> Product:
+def tiled_product(terms: int, store: Rounding = leave_unrounded, product: MatrixProduct = np.matmul) -> MatrixProduct:
     """Return a matrix product over tiles of the inner axis that rounds the running sum after each tile."""
 
-    def run(left: Array, right: Array) -> Array:
+    def multiply_tiles(left: Array, right: Array) -> Array:
         tiles = tile_slices(left.shape[-1], terms)
         parts = (product(left[..., tile], right[..., tile, :]) for tile in tiles)
         return sum_in_order(parts, left, store) if tiles else product(left, right)
 
-    return run
+    return multiply_tiles
 
 
-def product_over_queries(product: Product) -> Product:
+def product_over_queries(product: MatrixProduct) -> MatrixProduct:
     """Sum over queries, as a backward pass does for keys and values, by a product of matrices."""
     return lambda weights, rows: product(np.swapaxes(weights, -1, -2), rows)
 
 
-def tiled_row_sum(terms: int, store: Store = store_exactly) -> Callable[[Array], Array]:
+def tiled_row_sum(terms: int, store: Rounding = leave_unrounded) -> Callable[[Array], Array]:
     """Return a row sum over tiles that rounds the running sum after each tile, and keeps the axis."""
 
-    def run(row: Array) -> Array:
+    def sum_tiles(row: Array) -> Array:
         tiles = tile_slices(row.shape[-1], terms)
         parts = (numpy_backend._row_sum(row[..., tile]) for tile in tiles)
         return sum_in_order(parts, row, store) if tiles else numpy_backend._row_sum(row)
 
-    return run
+    return sum_tiles
 
 
-def change_call(function: str, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Steps:
+def change_call_arguments(function: str, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> StepReplacements:
     """Change the arguments of a function of the contract.
 
     ``change`` gets the arguments by name and returns the changed ones; None leaves an argument out.
@@ -123,7 +123,7 @@ def change_call(function: str, change: Callable[[Mapping[str, Any]], Mapping[str
     right = getattr(numpy_backend, function)
     parameters = signature(right)
 
-    def run(*arrays: Any, **keywords: Any) -> Stages:
+    def run_with_changed_arguments(*arrays: Any, **keywords: Any) -> Stages:
         bound = parameters.bind(*arrays, **keywords)
         changed = {**bound.arguments, **change(bound.arguments)}
         bound.arguments.clear()
@@ -131,25 +131,25 @@ def change_call(function: str, change: Callable[[Mapping[str, Any]], Mapping[str
         stages: Stages = right(*bound.args, **bound.kwargs)
         return stages
 
-    return {function: run}
+    return {function: run_with_changed_arguments}
 
 
-def change_argument(function: str, name: str, change: Callable[[Any], Any]) -> Steps:
+def change_argument(function: str, name: str, change: Callable[[Any], Any]) -> StepReplacements:
     """Change one argument of a function of the contract, if it is given."""
 
-    def changed(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    def changed_argument(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         value = arguments.get(name)
         return {} if value is None or value is False else {name: change(value)}
 
-    return change_call(function, changed)
+    return change_call_arguments(function, changed_argument)
 
 
-def sequential_sum(array: Array, store: Store = store_exactly) -> Array:
+def sequential_sum(array: Array, store: Rounding = leave_unrounded) -> Array:
     """Add along the last axis from the first to the last, each partial sum stored; the axis is kept."""
     return tiled_row_sum(1, store)(array)
 
 
-def sequential_matmul(left: Array, right: Array, store: Store = store_exactly) -> Array:
+def sequential_matmul(left: Array, right: Array, store: Rounding = leave_unrounded) -> Array:
     """Multiply matrices with one running sum per element, each partial sum stored."""
     return tiled_product(1, store, np.multiply)(left, right) if left.shape[-1] else np.asarray(left @ right)
 
@@ -175,10 +175,10 @@ def pairwise_matmul(left: Array, right: Array) -> Array:
 def accumulate_in_float64(operation: Callable[..., Array]) -> Callable[..., Array]:
     """Accumulate in float64 and round once."""
 
-    def run(*arrays: Array) -> Array:
+    def run_in_float64(*arrays: Array) -> Array:
         return operation(*(array.astype(np.float64) for array in arrays)).astype(arrays[0].dtype)
 
-    return run
+    return run_in_float64
 
 
 def tanh_by_ratio(argument: Array) -> Array:
@@ -197,7 +197,7 @@ NARROW_DTYPES = ("bfloat16", "float16")
 ALL_DTYPES = ("float64", "float32", *NARROW_DTYPES)
 UNRETURNED_STAGES = frozenset(STAGES_ON_SCORES)
 """What a fused kernel holds in tiles and never as a whole."""
-StepsForStore: TypeAlias = Callable[[Store], Steps]
+StepsForRounding: TypeAlias = Callable[[Rounding], StepReplacements]
 """Makes the steps that run between the ends; it is handed how a number is stored in the format of the ends."""
 
 
@@ -205,41 +205,49 @@ WIDE_STAGES = frozenset(name for name, spec in STAGE_SPECS.items() if spec.may_b
 """What a kernel may return in float32, whatever its ends are."""
 
 
-class Kernel(Variant):
-    """A kernel that widens, computes and narrows, all but its ``wide`` stages; the steps of ``inside`` compute."""
+class MixedPrecisionKernel(BackendVariant):
+    """A kernel that widens, computes and narrows, all but its ``wide_stages``; the steps of ``make_steps`` compute."""
 
     def __init__(
-        self, inside: StepsForStore, *, hidden: frozenset[str] = UNRETURNED_STAGES, wide: frozenset[str] = frozenset()
+        self,
+        make_steps: StepsForRounding,
+        *,
+        hidden_stages: frozenset[str] = UNRETURNED_STAGES,
+        wide_stages: frozenset[str] = frozenset(),
     ) -> None:
-        super().__init__(hidden=hidden)
-        self._wide = wide
+        super().__init__(hidden_stages=hidden_stages)
+        self._wide_stages = wide_stages
         self.steps = None  # they follow from the ends
-        self._inside = inside
-        self._variants: dict[str | None, Variant] = {}
-        for name in OPERATIONS:
-            self._offer(name, partial(self._between_ends, name))
+        self._make_steps = make_steps
+        self._variants: dict[str | None, BackendVariant] = {}
+        for name in OPERATION_FUNCTIONS:
+            self._set_contract_function(name, partial(self._run_operation, name))
 
-    def _between_ends(self, name: str, *arrays: Any, **keywords: Any) -> Stages:
-        ends = next((argument.dtype for argument in (*arrays, *keywords.values()) if _is_narrow(argument)), None)
-        variant = self._variant(ends)
-        widened = {key: _widen(argument) for key, argument in keywords.items()}
-        stages: Stages = getattr(variant, name)(*map(_widen, arrays), **widened)
-        if ends is None:
+    def _run_operation(self, name: str, *arrays: Any, **keywords: Any) -> Stages:
+        narrow_dtype = next(
+            (argument.dtype for argument in (*arrays, *keywords.values()) if _is_narrow_array(argument)), None
+        )
+        variant = self._variant_for_dtype(narrow_dtype)
+        widened = {key: _widen_if_narrow(argument) for key, argument in keywords.items()}
+        stages: Stages = getattr(variant, name)(*map(_widen_if_narrow, arrays), **widened)
+        if narrow_dtype is None:
             return stages
-        wide = self._wide | (SPECS[name].statistics if name in SPECS else frozenset())
-        return {stage: array if stage in wide else array.astype(ends) for stage, array in stages.items()}
+        wide = self._wide_stages | (SPECS[name].statistics if name in SPECS else frozenset())
+        return {stage: array if stage in wide else array.astype(narrow_dtype) for stage, array in stages.items()}
 
-    def _variant(self, ends: np.dtype[Any] | None) -> Variant:
+    def _variant_for_dtype(self, narrow_dtype: np.dtype[Any] | None) -> BackendVariant:
         """Return the variant that computes between ends of a format; each is made once."""
-        name = None if ends is None else ends.name
+        name = None if narrow_dtype is None else narrow_dtype.name
         if name not in self._variants:
-            self._variants[name] = Variant(self._inside(store_exactly if ends is None else store_in_format(ends)))
+            self._variants[name] = BackendVariant(
+                self._make_steps(leave_unrounded if narrow_dtype is None else rounding_to_dtype(narrow_dtype))
+            )
         return self._variants[name]
 
 
-def _is_narrow(argument: Any) -> bool:
+def _is_narrow_array(argument: Any) -> bool:
     return isinstance(argument, np.ndarray) and argument.dtype.name in NARROW_DTYPES
 
 
-def _widen(argument: Any) -> Any:
-    return argument.astype(np.float32) if _is_narrow(argument) else argument
+def _widen_if_narrow(argument: Any) -> Any:
+    return argument.astype(np.float32) if _is_narrow_array(argument) else argument

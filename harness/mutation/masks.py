@@ -16,57 +16,57 @@ import numpy as np
 
 from attncheck.backends import numpy_backend as backend
 from attncheck.mutation import forms
-from attncheck.mutation.kernel import Array, change_call
+from attncheck.mutation.kernel import Array, change_call_arguments
 from attncheck.mutation.mutant import (
-    KERNEL_DTYPES,
+    FAST_PATH_DTYPES,
     WIDE_DTYPES,
-    Call,
-    Steps,
-    control,
-    equivalent,
-    mutant,
+    AttentionCall,
+    StepReplacements,
     rebind_globals,
+    register_control,
+    register_equivalent,
+    register_fault,
 )
 from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
 from attncheck.reading.lowering import count_queries_and_keys
 from attncheck.reading.problem import Problem
 
-_faulty_masks = partial(mutant, "masks", at="masked")
-_faulty_empty_rows = partial(mutant, "empty rows", at="weights")
+_register_mask_fault = partial(register_fault, "masks", stage="masked")
+_register_empty_row_fault = partial(register_fault, "empty rows", stage="weights")
 
 
-def _is_filled(logits: Array, seen: Array) -> Array:
+def _filled_empty_rows(logits: Array, filled_logits: Array) -> Array:
     """Return which rows have no key, but other logits; the axis of keys has length 1."""
-    return np.asarray((np.isneginf(logits) & ~np.isneginf(seen)).any(axis=-1, keepdims=True))
+    return np.asarray((np.isneginf(logits) & ~np.isneginf(filled_logits)).any(axis=-1, keepdims=True))
 
 
-def _change_uniform_rows(change: Callable[[Array, Array], Array]) -> Steps:
+def _change_uniform_row_logits(change: Callable[[Array, Array], Array]) -> StepReplacements:
     """Change rows whose weights should be uniform."""
-    return forms.change_softmax_rows(change, lambda empty_rows: empty_rows == "uniform")
+    return forms.change_filled_logits(change, lambda empty_rows: empty_rows == "uniform")
 
 
-def _begins_causally(problem: Problem) -> object:
+def _mask_begins_causally(problem: Problem) -> object:
     """Return whether the first row of any batch entry's mask is that of a text."""
     (queries, keys), mask = count_queries_and_keys(problem.inputs), problem.inputs["mask"]
     return mask.ndim > 1 and (mask[..., 0, :] == (np.arange(keys) <= keys - queries)).all(axis=-1).any()
 
 
-_faulty_fill = partial(mutant, "mask fills", at="masked")
+_register_fill_fault = partial(register_fault, "mask fills", stage="masked")
 
 
-def _place_fill(place: Callable[[Array, Array, Array, forms.Masks], Array]) -> Steps:
+def _replace_fill_if_given(place: Callable[[Array, Array, Array, forms.MaskArguments], Array]) -> StepReplacements:
     """Replace how a fill is set, if there is one: ``place(biased, allowed, fill, masks)``."""
 
-    def fill(biased: Array, allowed: Array, masks: forms.Masks) -> Array:
+    def fill_or_minus_infinity(biased: Array, allowed: Array, masks: forms.MaskArguments) -> Array:
         if masks["mask_fill"] is None:
             return np.where(allowed, biased, np.asarray(-np.inf, biased.dtype))
         return place(biased, allowed, np.asarray(masks["mask_fill"], biased.dtype), masks)
 
-    return forms.change_fill(fill)
+    return forms.replace_fill(fill_or_minus_infinity)
 
 
-@_faulty_fill(_place_fill)
-def fills_that_add_up(biased: Array, allowed: Array, fill: Array, masks: forms.Masks) -> Array:
+@_register_fill_fault(_replace_fill_if_given)
+def fills_that_add_up(biased: Array, allowed: Array, fill: Array, masks: forms.MaskArguments) -> Array:
     """mask and causality are filled one after the other, and the fills add up: transformers#31035"""
     if masks["mask"] is None or not masks["is_causal"]:
         return np.where(allowed, biased, fill)
@@ -75,28 +75,28 @@ def fills_that_add_up(biased: Array, allowed: Array, fill: Array, masks: forms.M
     return np.where(by_mask | by_rules, np.where(allowed, biased, fill), fill + fill)
 
 
-def _steps_with_fills(steps_of: Callable[[Call, Array], Steps]) -> Steps:
-    """Replace steps of attention in calls with a fill: ``steps_of(call, kept)``."""
-    return forms.steps_of_attention(
-        lambda call: {} if call.mask_fill is None else steps_of(call, forms.allowed_keys_of_call(call))
+def _replace_steps_if_filled(make_steps: Callable[[AttentionCall, Array], StepReplacements]) -> StepReplacements:
+    """Replace steps of attention in calls with a fill: ``make_steps(call, kept)``."""
+    return forms.replace_attention_steps(
+        lambda call: {} if call.mask_fill is None else make_steps(call, forms.allowed_keys_of_call(call))
     )
 
 
-_TILE = 64
+_TILE_SIZE = 64
 """Tile size of common kernels."""
-_SMALL_TILE = 4
+_SMALL_TILE_SIZE = 4
 """A tile so small that masks of the small cases of the corpus have several."""
-_FIRST, _LAST = slice(1), slice(-1, None)
+_FIRST_ROW, _LAST_ROW = slice(1), slice(-1, None)
 
 
-def _change_mask_rows(change: Callable[[Array, Array, Array, int], Array]) -> Steps:
+def _change_mask_rows(change: Callable[[Array, Array, Array, int], Array]) -> StepReplacements:
     """Replace a mask with rows by ``change(rows, causal, key, past)``.
 
     ``rows`` are the mask of every row and key, (..., Lq, T), ``causal`` who sees whom if the last query stands at the
     last key, (Lq, T), ``key`` the numbers of the keys, and ``past`` where the first query then stands.
     """
 
-    def read(mask: Array, scores: Array) -> Array:
+    def changed_mask(mask: Array, scores: Array) -> Array:
         queries, keys = scores.shape[-2:]
         if mask.ndim < 2 or mask.shape[-2] == 1:
             return mask
@@ -104,40 +104,40 @@ def _change_mask_rows(change: Callable[[Array, Array, Array, int], Array]) -> St
         past = keys - queries
         return np.asarray(change(rows, np.tri(queries, keys, past, dtype=bool), np.arange(keys), past))
 
-    return forms.change_mask(read)
+    return forms.change_mask(changed_mask)
 
 
-_faulty_model_masks = partial(mutant, "masks of models", _change_mask_rows, at="masked")
+_register_model_mask_fault = partial(register_fault, "masks of models", _change_mask_rows, stage="masked")
 
 
-def _tile_table(mask: Array, tile: int, rows: slice = slice(None)) -> Array:
+def _nonempty_tiles(mask: Array, tile_size: int, rows: slice = slice(None)) -> Array:
     """Return the tiles in which some of their rows see a key, (..., tiles of queries, tiles of keys)."""
     queries, keys = mask.shape[-2:]
-    padded = np.pad(mask, [(0, 0)] * (mask.ndim - 2) + [(0, -queries % tile), (0, -keys % tile)])
-    tiles = padded.reshape(*mask.shape[:-2], -(-queries // tile), tile, -(-keys // tile), tile)
+    padded = np.pad(mask, [(0, 0)] * (mask.ndim - 2) + [(0, -queries % tile_size), (0, -keys % tile_size)])
+    tiles = padded.reshape(*mask.shape[:-2], -(-queries // tile_size), tile_size, -(-keys // tile_size), tile_size)
     return np.asarray(tiles[..., rows, :, :].any(axis=(-1, -3)))
 
 
-def _expand_tile_table(table: Array, tile: int, mask: Array) -> Array:
+def _expand_tiles_to_mask(tiles: Array, tile_size: int, mask: Array) -> Array:
     """Return a table of tiles, (..., tiles of queries, tiles of keys), as a mask of the shape of another."""
     queries, keys = mask.shape[-2:]
-    return np.asarray(table.repeat(tile, axis=-2).repeat(tile, axis=-1)[..., :queries, :keys])
+    return np.asarray(tiles.repeat(tile_size, axis=-2).repeat(tile_size, axis=-1)[..., :queries, :keys])
 
 
-def _tiles_ahead(rows: Array, past: int, tile: int) -> Array:
+def _key_tile_minus_query_tile(mask: Array, past: int, tile_size: int) -> Array:
     """Return how many tiles each key lies ahead of each query, (Lq, T)."""
-    queries, keys = rows.shape[-2:]
-    ahead: Array = np.arange(keys) // tile - (np.arange(queries)[:, np.newaxis] + past) // tile
+    queries, keys = mask.shape[-2:]
+    ahead: Array = np.arange(keys) // tile_size - (np.arange(queries)[:, np.newaxis] + past) // tile_size
     return ahead
 
 
-def _end_of_prefix(rows: Array) -> Array:
+def _last_key_of_first_row(mask: Array) -> Array:
     """Return the last key that the first row sees, -1 if it sees none, (..., 1, 1)."""
-    first = rows[..., :1, :]
-    return np.asarray(np.where(first, np.arange(rows.shape[-1]), -1).max(axis=-1, keepdims=True, initial=-1))
+    first = mask[..., :1, :]
+    return np.asarray(np.where(first, np.arange(mask.shape[-1]), -1).max(axis=-1, keepdims=True, initial=-1))
 
 
-@_faulty_model_masks(defect="images see each other: any two tokens of images, transformers#38053")
+@_register_model_mask_fault(defect="images see each other: any two tokens of images, transformers#38053")
 def images_see_each_other(rows: Array, causal: Array, key: Array, past: int) -> Array:
     ahead = np.asarray(rows & ~causal)
     of_keys = np.asarray(ahead.any(axis=-2, keepdims=True))  # seen by tokens before them, (..., 1, T)
@@ -146,36 +146,38 @@ def images_see_each_other(rows: Array, causal: Array, key: Array, past: int) -> 
     return np.asarray(rows | (of_queries & of_keys))
 
 
-_faulty_causal = partial(mutant, "causal", at="masked")
-_faulty_windows = partial(mutant, "windows", at="masked")
+_register_causal_fault = partial(register_fault, "causal", stage="masked")
+_register_window_fault = partial(register_fault, "windows", stage="masked")
 
 
-@_faulty_windows(forms.replace_window, defect="decided once per four queries: pytorch#195910's kind")
-def window_by_groups_of_four(scores: Array, masks: forms.Masks) -> Array:
+@_register_window_fault(forms.replace_window, defect="decided once per four queries: pytorch#195910's kind")
+def window_by_groups_of_four(scores: Array, masks: forms.MaskArguments) -> Array:
     """Show every query of a group of four all keys that any of them sees."""
-    within = forms.keys_in_window(scores, masks["window"])
+    within = forms.window_mask(scores, masks["window"])
     groups = np.arange(len(within)) // 4
     return np.array([within[groups == group].any(axis=0) for group in groups]).reshape(within.shape)
 
 
-@equivalent(
-    forms.change_masks,
+@register_equivalent(
+    forms.change_mask_arguments,
     defect="a bound that causality makes idle is not tested",
     proof="Causality asks for j <= i, a window's right side for j <= i + right with right >= 0: the first implies the "
     "second, so that both together are the first. A mask knows true and false only.",
 )
-def right_side_of_a_window_dropped_when_causal(scores: Array, masks: forms.Masks) -> forms.Masks:
+def right_side_of_a_window_dropped_when_causal(scores: Array, masks: forms.MaskArguments) -> forms.MaskArguments:
     window = masks["window"]
     return {} if window is None or not masks["is_causal"] else {"window": (window[0], None)}
 
 
-@mutant(
+@register_fault(
     "query offsets",
-    forms.change_masks,
-    at="masked",
+    forms.change_mask_arguments,
+    stage="masked",
     defect="the near end of the window counts in the block of queries: lalamo#200's kind",
 )
-def query_offsets_reach_the_far_side_of_the_window_alone(scores: Array, masks: forms.Masks) -> forms.Masks:
+def query_offsets_reach_the_far_side_of_the_window_alone(
+    scores: Array, masks: forms.MaskArguments
+) -> forms.MaskArguments:
     """Move the left end of the window by the offset, and leave its right end and causality where they are."""
     left, right = masks["window"] or (None, None)
     if masks["query_offsets"] is None or right is None:
@@ -185,26 +187,26 @@ def query_offsets_reach_the_far_side_of_the_window_alone(scores: Array, masks: f
     return {"window": None, "mask": forms.combine_masks(masks["mask"], far & near)}
 
 
-_faulty_bias = partial(mutant, "biases from positions", at="biased")
-_TOLERANCE = 2.0**-6
+_register_bias_fault = partial(register_fault, "biases from positions", stage="biased")
+_ALIBI_TOLERANCE = 2.0**-6
 """A slope and its products are rounded to the dtype."""
 
 
-def _change_alibi(change: Callable[[Array, Array, Array], Array]) -> Steps:
+def _change_alibi(change: Callable[[Array, Array, Array], Array]) -> StepReplacements:
     """Replace ALiBi by another bias, (H, Lq, T): ``change(slopes, query, key)`` by positions; leave other biases."""
 
-    def read(bias: Array, scores: Array) -> Array:
-        alibi = _slopes_and_offset(bias)
+    def changed_bias(bias: Array, scores: Array) -> Array:
+        alibi = _alibi_slopes_and_offset(bias)
         if alibi is None:
             return bias
         slopes, offset = alibi
         query, key = offset + np.arange(bias.shape[-2])[:, np.newaxis], np.arange(bias.shape[-1])
         return np.asarray(change(slopes[:, np.newaxis, np.newaxis], query, key)[np.newaxis], bias.dtype)
 
-    return forms.change_bias(read)
+    return forms.change_bias(changed_bias)
 
 
-def _slopes_and_offset(bias: Array) -> tuple[Array, int] | None:
+def _alibi_slopes_and_offset(bias: Array) -> tuple[Array, int] | None:
     """Return the slope of each head, and the position of the first query, where a bias is ALiBi."""
     if bias.ndim != 4 or bias.shape[0] != 1 or bias.shape[1] < 2 or bias.shape[-1] < 2 or not bias.shape[-2]:
         return None
@@ -212,24 +214,26 @@ def _slopes_and_offset(bias: Array) -> tuple[Array, int] | None:
     offset = int(is_at_zero.argmax())
     slopes = -np.asarray(bias[0, :, 0, offset - 1 if offset else 1], np.float64)
     away = np.abs(np.arange(bias.shape[-1]) - offset - np.arange(bias.shape[-2])[:, np.newaxis])
-    is_alibi = np.allclose(np.asarray(bias[0], np.float64), -slopes[:, np.newaxis, np.newaxis] * away, rtol=_TOLERANCE)
+    is_alibi = np.allclose(
+        np.asarray(bias[0], np.float64), -slopes[:, np.newaxis, np.newaxis] * away, rtol=_ALIBI_TOLERANCE
+    )
     return (slopes, offset) if is_alibi and is_at_zero.sum() == 1 and (slopes > 0).all() else None
 
 
-def _change_slopes(change: Callable[[Array], Array]) -> Steps:
+def _change_alibi_slopes(change: Callable[[Array], Array]) -> StepReplacements:
     """Replace the slopes of ALiBi by ``change(slopes)``, (H)."""
     return _change_alibi(lambda slopes, query, key: -change(slopes.ravel())[:, None, None] * np.abs(query - key))
 
 
-def _power_of_two_below(heads: int) -> int:
+def _round_down_to_power_of_two(number: int) -> int:
     """Return the largest power of two that is at most a number of heads."""
-    return 1 << (heads.bit_length() - 1)
+    return 1 << (number.bit_length() - 1)
 
 
-def _change_bias_distances(change: Callable[[Array], Array]) -> Steps:
+def _change_bias_distances(change: Callable[[Array], Array]) -> StepReplacements:
     """Replace a bias that depends only on the distance j - p by the bias at ``change(distance)``."""
 
-    def read(bias: Array, scores: Array) -> Array:
+    def changed_bias(bias: Array, scores: Array) -> Array:
         if bias.ndim != 4 or min(bias.shape[-2:]) < 2 or bias.shape[-1] < bias.shape[-2]:
             return bias
         queries, keys = bias.shape[-2:]
@@ -240,13 +244,13 @@ def _change_bias_distances(change: Callable[[Array], Array]) -> Steps:
         zero = keys - 1  # where the last query meets the last key
         return np.asarray(numbers[..., np.clip(change(place - zero) + zero, 0, numbers.shape[-1] - 1)])
 
-    return forms.change_bias(read)
+    return forms.change_bias(changed_bias)
 
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
 # Rows, laid out by hand: the reading that is computed, the defect in the wild, and a name and where, if not everywhere.
-for _fault in forms.reading_faults(
+for _fault in forms.faults_from_readings(
     ("masks", "mask-transposed", "queries and keys swapped, silent where Lq == Lk: keras#21483"),
     ("masks", "mask-transposed", "padding masks rows, silent where Lq == Lk: hyunwoongko transformer#40",
         "padding_on_the_query_axis", lambda problem: problem.inputs["mask"].shape[-2:-1] == (1,)),
@@ -272,7 +276,7 @@ for _fault in forms.reading_faults(
     ("masks of models", "mask-and-causal",
         "taken for causal, whatever it is: transformers#39389, the prefix of unsloth-zoo#963's kind"),
     ("masks of models", "mask-and-causal", "is_causal is told from the first row, which is text: transformers#38295",
-        "mask_that_begins_causally_is_causal", _begins_causally),
+        "mask_that_begins_causally_is_causal", _mask_begins_causally),
     ("masks of models", "mask-of-last-run",
         "a loop over the last run of keys alone: the first tokens leave with the window, vllm#1304's kind"),
     ("masks of models", "mask-without-gaps", "a row is taken for the range from its first to its last key"),
@@ -333,209 +337,226 @@ for _fault in forms.reading_faults(
     ("biases from positions", "bias-ignored", "no bias once there is a cache: TensorRT-LLM#13870",
         "bias_dropped_behind_a_past", forms.has_any_of("past_key")),
 ):
-    mutant(**_fault)
+    register_fault(**_fault)
 # Let a group of four keys be attended as soon as one of them may be.
-_faulty_masks(forms.change_mask, "mask_rounded_up_to_four_keys",
+_register_mask_fault(forms.change_mask, "mask_rounded_up_to_four_keys",
         "a tile is masked as a whole or not at all: tt-metal#41215",
     lambda mask, scores: np.repeat(np.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0,
         -mask.shape[-1] % 4)]).reshape(*mask.shape[:-1], -1, 4).any(axis=-1), 4, axis=-1)[..., : mask.shape[-1]])
-_faulty_masks(forms.change_fill, "mask_filled_with_minus_1e_minus_9", "a typo for -1e9: RibonanzaNet#5",
+_register_mask_fault(forms.replace_fill, "mask_filled_with_minus_1e_minus_9", "a typo for -1e9: RibonanzaNet#5",
     lambda biased, allowed, masks: np.where(allowed, biased, np.asarray(-1e-09, biased.dtype)))
 # Only where a mask and causality come together: alone, either is a plain -inf in the reference this is taken from.
-_faulty_masks(forms.change_fill, "mask_times_minus_infinity",
+_register_mask_fault(forms.replace_fill, "mask_times_minus_infinity",
         "(1 - mask) * -inf = NaN at kept slots: onnx 1.19.1's reference",
     lambda biased, allowed, masks: np.where(allowed, biased * (np.nan if masks["mask"] is not None
         and masks["is_causal"] else 1), -np.inf).astype(biased.dtype), diagnosis="fill-minus-infinity")
-_faulty_masks(None, "mask_after_softmax", "weights * mask, not renormalised: vigg_ribonanza#1",
-    forms.change_fill(lambda biased, allowed, masks: biased) | forms.set_forbidden_weights(0.0),
+_register_mask_fault(None, "mask_after_softmax", "weights * mask, not renormalised: vigg_ribonanza#1",
+    forms.replace_fill(lambda biased, allowed, masks: biased) | forms.set_forbidden_weights(0.0),
     diagnosis=("weights-not-renormalised", "mask-ignored", "causality-ignored"))
-_faulty_masks(forms.set_forbidden_weights, "masked_weights_leak_1e_10", "a masked weight is tiny, not zero",
-    1e-10, at="weights", dtypes=WIDE_DTYPES)
+_register_mask_fault(forms.set_forbidden_weights, "masked_weights_leak_1e_10", "a masked weight is tiny, not zero",
+    1e-10, stage="weights", dtypes=WIDE_DTYPES)
 # where the length is 0 there is nothing to take the mean of
-_faulty_empty_rows(forms.steps_of_attention, "uniform_rows_within_the_length",
+_register_empty_row_fault(forms.replace_attention_steps, "uniform_rows_within_the_length",
     "the mean of the keys that are no padding, not of all keys",
-    lambda call: forms.change_softmax_rows(lambda logits, seen: np.where(_is_filled(logits, seen)
+    lambda call: forms.change_filled_logits(lambda logits, seen: np.where(_filled_empty_rows(logits, seen)
         & ~forms.allowed_keys(logits,
         {"key_lengths": call.key_lengths}), -np.inf, seen)) if call.empty_rows == "uniform" else {},
     diagnosis="empty-rows-zero")
-_faulty_empty_rows(_change_uniform_rows, "uniform_rows_up_to_the_query",
+_register_empty_row_fault(_change_uniform_row_logits, "uniform_rows_up_to_the_query",
     "the mean of the keys up to the query's own position, as if causality still held",
-    lambda logits, seen: np.where(_is_filled(logits, seen) & ~forms.allowed_keys(logits, {"is_causal": True}), -np.inf,
+    lambda logits, seen: np.where(_filled_empty_rows(logits, seen) & ~forms.allowed_keys(logits, {"is_causal": True}),
+        -np.inf,
         seen))
-_faulty_empty_rows(forms.steps_of_attention, "uniform_rows_weigh_what_was_masked",
+_register_empty_row_fault(forms.replace_attention_steps, "uniform_rows_weigh_what_was_masked",
     "a number subtracted from masked scores, not put in their place: keras.layers.Attention in float64",
-    lambda call: _change_uniform_rows(lambda logits, seen: np.where(_is_filled(logits, seen), call.scores, seen)),
+    lambda call: _change_uniform_row_logits(lambda logits, seen: np.where(_filled_empty_rows(logits, seen),
+        call.scores, seen)),
     diagnosis=("empty-rows-unmasked", "empty-rows-zero"))
-_faulty_empty_rows(_change_uniform_rows, "uniform_rows_take_the_first_key",
+_register_empty_row_fault(_change_uniform_row_logits, "uniform_rows_take_the_first_key",
     "a row's maximum that starts at the first score: the whole weight on one key",
-    lambda logits, seen: np.where(_is_filled(logits, seen) & ~(np.arange(logits.shape[-1]) == 0), -np.inf, seen))
-_faulty_empty_rows(forms.change_softmax_rows, "nan_rows_spread_through_the_head",
+    lambda logits, seen: np.where(_filled_empty_rows(logits, seen) & ~(np.arange(logits.shape[-1]) == 0), -np.inf,
+        seen))
+_register_empty_row_fault(forms.change_filled_logits, "nan_rows_spread_through_the_head",
     "NaN in every query of a head in which one has no key: pytorch#160064",
     lambda logits, seen: np.where(np.isnan(seen).any(axis=(-2, -1), keepdims=True), np.nan, seen))
-_faulty_empty_rows(forms.change_value_weights, "uniform_rows_give_values_no_gradient",
+_register_empty_row_fault(forms.change_value_gradient_weights, "uniform_rows_give_values_no_gradient",
     "the backward pass skips a row whose keys are all masked, though the forward pass averaged its values",
-    lambda call, weights: np.where(_is_filled(call.masked, call.logits), np.zeros((), weights.dtype), weights),
-    at="grad_value", diagnosis="empty-rows-zero")
-_faulty_fill(_place_fill, "fill_where_the_mask_says_yes", "masked_fill(mask == 1), where 1 says yes: unturtle#56",
+    lambda call, weights: np.where(_filled_empty_rows(call.masked_logits, call.logits), np.zeros((), weights.dtype),
+        weights),
+    stage="grad_value", diagnosis="empty-rows-zero")
+_register_fill_fault(_replace_fill_if_given, "fill_where_the_mask_says_yes",
+    "masked_fill(mask == 1), where 1 says yes: unturtle#56",
     lambda biased, allowed, fill, masks: np.where(allowed, fill, biased), diagnosis="mask-inverted")
-_faulty_fill(_place_fill, "fill_left_out_of_rows_without_a_key",
+_register_fill_fault(_replace_fill_if_given, "fill_left_out_of_rows_without_a_key",
     "a row without a key is minus infinity: what a guard against empty rows leaves",
     lambda biased, allowed, fill, masks: np.where(~allowed.any(axis=-1, keepdims=True), np.asarray(-np.inf,
         biased.dtype), np.where(allowed, biased, fill)))
-_faulty_fill(_place_fill, "fill_as_an_upper_limit", "the lesser of score and fill: a fill above a score has no effect",
+_register_fill_fault(_replace_fill_if_given, "fill_as_an_upper_limit",
+    "the lesser of score and fill: a fill above a score has no effect",
     lambda biased, allowed, fill, masks: np.where(allowed, biased, np.minimum(biased, fill)))
-_faulty_fill(_place_fill, "fill_for_the_mask_alone",
+_register_fill_fault(_replace_fill_if_given, "fill_for_the_mask_alone",
     "the fill is for the mask alone: causality and lengths are minus infinity",
     lambda biased, allowed, fill, masks: np.where(forms.allowed_keys(biased, {**masks, "mask": None}), np.where(allowed,
         biased, fill), np.asarray(-np.inf, biased.dtype)))
-_faulty_fill(_place_fill, "fill_in_front_of_the_bias", "the bias comes behind the mask, and moves the fill",
+_register_fill_fault(_replace_fill_if_given, "fill_in_front_of_the_bias",
+    "the bias comes behind the mask, and moves the fill",
     lambda biased, allowed, fill, masks: np.where(allowed, biased, fill + np.asarray(0 if masks["bias"] is None
         else masks["bias"], biased.dtype)))
-_faulty_fill(partial(change_call, "attention"), "fill_held_back_by_the_softcap",
+_register_fill_fault(partial(change_call_arguments, "attention"), "fill_held_back_by_the_softcap",
     "the softcap comes behind the mask, and holds the fill back: onnx#7865",
     lambda call: {} if call.get("mask_fill") is None or call.get("softcap") is None
         else {"mask_fill": float(backend._cap(np.asarray(call["mask_fill"]), call["softcap"]))})
-_faulty_fill("multi_head_attention", "fill_lost_between_projections",
+_register_fill_fault("multi_head_attention", "fill_lost_between_projections",
     "the layer does not hand the fill on to its attention: its heads mask by minus infinity",
     lambda *arrays, mask_fill=None, **keywords: backend.multi_head_attention(*arrays, **keywords),
         diagnosis="fill-minus-infinity")
-mutant("mask fills", "attention_gradients._allowed_keys", "gradient_through_a_fill",
+register_fault("mask fills", "attention_gradients._allowed_keys", "gradient_through_a_fill",
     "the gradient goes through a score that the fill took the place of: a mask that is added",
-    lambda *_, **__: None, at="grad_query", diagnosis="gradient-through-fill")
-mutant("mask fills", forms.change_value_weights, "no_gradient_of_values_behind_a_fill",
+    lambda *_, **__: None, stage="grad_query", diagnosis="gradient-through-fill")
+register_fault("mask fills", forms.change_value_gradient_weights, "no_gradient_of_values_behind_a_fill",
     "values behind a mask get no gradient, though a row of fills alone is their mean",
     lambda call, weights: weights if call.mask_fill is None else np.where(forms.allowed_keys_of_call(call), weights, 0),
-    at="grad_value", diagnosis="value-gradient-without-fills")
-_faulty_model_masks("tiles_below_the_diagonal_taken_for_open",
+    stage="grad_value", diagnosis="value-gradient-without-fills")
+_register_model_mask_fault("tiles_below_the_diagonal_taken_for_open",
     "a tile below the diagonal is taken for open: FastDeploy#3514, where trees have gaps there",
-    lambda rows, causal, key, past: rows | (_tiles_ahead(rows, past, _SMALL_TILE) < 0))
-_faulty_model_masks("tiles_above_the_diagonal_skipped",
+    lambda rows, causal, key, past: rows | (_key_tile_minus_query_tile(rows, past, _SMALL_TILE_SIZE) < 0))
+_register_model_mask_fault("tiles_above_the_diagonal_skipped",
                     "tiles above the diagonal are skipped, whatever the mask says there",
-    lambda rows, causal, key, past: rows & (_tiles_ahead(rows, past, _SMALL_TILE) <= 0))
-_faulty_model_masks("tiles_of_64_above_the_diagonal_skipped",
+    lambda rows, causal, key, past: rows & (_key_tile_minus_query_tile(rows, past, _SMALL_TILE_SIZE) <= 0))
+_register_model_mask_fault("tiles_of_64_above_the_diagonal_skipped",
                     "tiles of 64 above the diagonal are skipped, whatever is seen there",
-    lambda rows, causal, key, past: rows & (_tiles_ahead(rows, past, _TILE) <= 0), dtypes=KERNEL_DTYPES)
-_faulty_model_masks("tiles_skipped_by_their_first_row", "a tile is skipped if its first row sees nothing in it",
-    lambda rows, causal, key, past: rows & _expand_tile_table(_tile_table(
-        rows, _SMALL_TILE, _FIRST), _SMALL_TILE, rows))
-_faulty_model_masks("tiles_of_64_taken_for_open_by_their_ends",
+    lambda rows, causal, key, past: rows & (_key_tile_minus_query_tile(rows, past, _TILE_SIZE) <= 0),
+        dtypes=FAST_PATH_DTYPES)
+_register_model_mask_fault("tiles_skipped_by_their_first_row", "a tile is skipped if its first row sees nothing in it",
+    lambda rows, causal, key, past: rows & _expand_tiles_to_mask(_nonempty_tiles(
+        rows, _SMALL_TILE_SIZE, _FIRST_ROW), _SMALL_TILE_SIZE, rows))
+_register_model_mask_fault("tiles_of_64_taken_for_open_by_their_ends",
                     "a tile of 64 is taken for open if its first and last rows are",
-    lambda rows, causal, key, past: rows | _expand_tile_table(_tile_table(rows, _TILE, _FIRST) & _tile_table(rows,
-        _TILE, _LAST),
-        _TILE, rows), dtypes=KERNEL_DTYPES)
-_faulty_model_masks("tiles_skipped_by_the_first_of_the_batch",
+    lambda rows, causal, key, past: rows | _expand_tiles_to_mask(_nonempty_tiles(rows, _TILE_SIZE, _FIRST_ROW)
+        & _nonempty_tiles(rows,
+        _TILE_SIZE, _LAST_ROW),
+        _TILE_SIZE, rows), dtypes=FAST_PATH_DTYPES)
+_register_model_mask_fault("tiles_skipped_by_the_first_of_the_batch",
     "which tiles are skipped is told from the first of the batch: attention-gym#62's kind",
-    lambda rows, causal, key, past: rows if rows.ndim < 4 else rows & _expand_tile_table(_tile_table(rows[
-        :1], _SMALL_TILE),
-        _SMALL_TILE, rows))
-_faulty_model_masks("tiles_skipped_by_the_first_head", "which tiles are skipped is told from the first head",
-    lambda rows, causal, key, past: rows if rows.ndim < 4 else rows & _expand_tile_table(_tile_table(rows[
-        :, :1], _SMALL_TILE),
-        _SMALL_TILE, rows))
-_faulty_model_masks("table_of_tiles_transposed", "a square table of tiles, read by columns: pytorch#141126's kind",
-    lambda rows, causal, key, past: rows & _expand_tile_table(table.swapaxes(-1, -2), _SMALL_TILE, rows)
-        if (table := _tile_table(rows, _SMALL_TILE)).shape[-1] == table.shape[-2] else rows)
-_faulty_model_masks("tiles_of_64_read_as_128", "a table of tiles of 64 read as one of 128: bd3lms#23",
-    lambda rows, causal, key, past: rows & _expand_tile_table(_tile_table(rows, _TILE), 2 * _TILE, rows)
-        if min(rows.shape[-2:]) > _TILE else rows, dtypes=KERNEL_DTYPES)
-_faulty_model_masks("prefix_one_key_too_short", "the last key of a prefix is left out: j < n - 1",
-    lambda rows, causal, key, past: rows & ((key != _end_of_prefix(rows)) | causal))
-_faulty_model_masks("prefix_one_key_too_long", "one key behind a prefix is part of it: j <= n",
-    lambda rows, causal, key, past: rows | ((key == _end_of_prefix(rows) + 1) & rows.any(axis=-1, keepdims=True)))
-_faulty_model_masks("keys_ahead_seen_by_all",
+    lambda rows, causal, key, past: rows if rows.ndim < 4 else rows & _expand_tiles_to_mask(_nonempty_tiles(rows[
+        :1], _SMALL_TILE_SIZE),
+        _SMALL_TILE_SIZE, rows))
+_register_model_mask_fault("tiles_skipped_by_the_first_head", "which tiles are skipped is told from the first head",
+    lambda rows, causal, key, past: rows if rows.ndim < 4 else rows & _expand_tiles_to_mask(_nonempty_tiles(rows[
+        :, :1], _SMALL_TILE_SIZE),
+        _SMALL_TILE_SIZE, rows))
+_register_model_mask_fault("table_of_tiles_transposed",
+    "a square table of tiles, read by columns: pytorch#141126's kind",
+    lambda rows, causal, key, past: rows & _expand_tiles_to_mask(table.swapaxes(-1, -2), _SMALL_TILE_SIZE, rows)
+        if (table := _nonempty_tiles(rows, _SMALL_TILE_SIZE)).shape[-1] == table.shape[-2] else rows)
+_register_model_mask_fault("tiles_of_64_read_as_128", "a table of tiles of 64 read as one of 128: bd3lms#23",
+    lambda rows, causal, key, past: rows & _expand_tiles_to_mask(_nonempty_tiles(rows, _TILE_SIZE), 2 * _TILE_SIZE,
+        rows)
+        if min(rows.shape[-2:]) > _TILE_SIZE else rows, dtypes=FAST_PATH_DTYPES)
+_register_model_mask_fault("prefix_one_key_too_short", "the last key of a prefix is left out: j < n - 1",
+    lambda rows, causal, key, past: rows & ((key != _last_key_of_first_row(rows)) | causal))
+_register_model_mask_fault("prefix_one_key_too_long", "one key behind a prefix is part of it: j <= n",
+    lambda rows, causal, key, past: rows | ((key == _last_key_of_first_row(rows) + 1) & rows.any(axis=-1,
+        keepdims=True)))
+_register_model_mask_fault("keys_ahead_seen_by_all",
                     "a key that any earlier query sees is seen by all: text sees the image behind it",
     lambda rows, causal, key, past: rows | (rows & ~causal).any(axis=-2, keepdims=True))
-_faulty_model_masks("mask_counted_from_the_first_new_key",
+_register_model_mask_fault("mask_counted_from_the_first_new_key",
                     "positions that do not count the past: transformers#37351's chunks",
     lambda rows, causal, key, past: np.roll(rows, -max(past, 0), axis=-1))
-_faulty_model_masks("tree_taken_for_a_chain", "a tree taken for a chain, so that siblings are seen: vllm#20401's kind",
+_register_model_mask_fault("tree_taken_for_a_chain",
+    "a tree taken for a chain, so that siblings are seen: vllm#20401's kind",
     lambda rows, causal, key, past: rows | (causal & (key >= past)) if past >= 0 else rows)
-_faulty_model_masks("ancestors_dropped", "the diagonal of a tree alone, without the ancestors of a node",
+_register_model_mask_fault("ancestors_dropped", "the diagonal of a tree alone, without the ancestors of a node",
     lambda rows, causal, key, past: rows & ((key < past) | (key == past + np.arange(len(causal))[:, np.newaxis]))
         if past > 0 else rows)
-_faulty_model_masks("committed_keys_masked_causally",
+_register_model_mask_fault("committed_keys_masked_causally",
                     "what is committed is masked as the new tokens are, from the first key on",
-    lambda rows, causal, key, past: rows & ((key >= past) | forms.causal_keys(*causal.shape)) if past > 0 else rows)
-mutant("masks of models", forms.change_mask, "mask_of_the_first_key_of_a_tile",
+    lambda rows, causal, key, past: rows & ((key >= past) | forms.causal_mask(*causal.shape)) if past > 0 else rows)
+register_fault("masks of models", forms.change_mask, "mask_of_the_first_key_of_a_tile",
     "a document goes on in the next one for a tile: the mask is read once for a tile's keys, its first",
     lambda mask, scores: mask if mask.shape[-1] == 1 else np.asarray(mask[...,
-        np.arange(mask.shape[-1]) // _SMALL_TILE * _SMALL_TILE]), at="masked")
-control(_steps_with_fills, "fills_added_up_apart",
+        np.arange(mask.shape[-1]) // _SMALL_TILE_SIZE * _SMALL_TILE_SIZE]), stage="masked")
+register_control(_replace_steps_if_filled, "fills_added_up_apart",
     "the sum of exponentials is that of the scores that are kept and that of the fills",
     lambda call, kept: {"_softmax_with_sinks": rebind_globals(backend._softmax_with_sinks, _row_sum=lambda exponentials:
         np.asarray(backend._row_sum(np.where(kept, exponentials, 0)) + backend._row_sum(np.where(kept, 0,
         exponentials))))})
-control(_steps_with_fills, "values_behind_fills_averaged_apart",
+register_control(_replace_steps_if_filled, "values_behind_fills_averaged_apart",
         "the values behind fills are averaged apart, and added",
     lambda call, kept: {"_weighted_sum": lambda weights, value: np.asarray(sum(backend._weighted_sum(np.where(part,
         weights,
         0), value) for part in (kept, ~kept)))})
-mutant("rotary", forms.steps_of_attention, "query_offsets_do_not_reach_the_rotation",
+register_fault("rotary", forms.replace_attention_steps, "query_offsets_do_not_reach_the_rotation",
     "one position of the rotation for the whole batch: reasoning-from-scratch#33",
-    lambda call: {"_rotate": lambda inputs, cos, sin, interleaved: backend._rotate(inputs, call.rotary_cos[call.past :],
-        call.rotary_sin[call.past :], interleaved)}, at="rotated_query", diagnosis="rotary-without-offsets")
-mutant("rotary", "_rows_at", "query_offset_of_the_first_batch_entry_in_the_rotation",
+    lambda call: {"_rotate": lambda inputs, cos, sin, interleaved: backend._rotate(inputs,
+        call.rotary_cos[call.past_length :],
+        call.rotary_sin[call.past_length :], interleaved)}, stage="rotated_query", diagnosis="rotary-without-offsets")
+register_fault("rotary", "_rows_at", "query_offset_of_the_first_batch_entry_in_the_rotation",
     "positions of a batch are those of its first sequence: reasoning-from-scratch#33",
     lambda table, offsets, length: backend._rows_at(table, np.broadcast_to(offsets[:1], offsets.shape), length),
-    at="rotated_query", diagnosis="rotary-of-first-batch-entry")
-_faulty_causal(forms.replace_causality, "causal_by_groups_of_four",  # every query sees what the group's last one sees
+    stage="rotated_query", diagnosis="rotary-of-first-batch-entry")
+_register_causal_fault(forms.replace_causality, "causal_by_groups_of_four",
+    # every query sees what the group's last one sees
     "decided once per four queries: pytorch#195910",
     lambda queries, keys: np.arange(keys) <= np.minimum(np.arange(queries) // 4 * 4 + 3, queries - 1)[:, np.newaxis])
-_faulty_causal(forms.replace_causality, "causal_beyond_64_queries_ignored",
+_register_causal_fault(forms.replace_causality, "causal_beyond_64_queries_ignored",
     "right in the first tile of 64 rows only: gcnasm#21",
-    lambda queries, keys: np.asarray(forms.causal_keys(queries, keys) | (np.arange(queries)[:, np.newaxis] >= 64)))
-_faulty_empty_rows(forms.change_logits, "empty_row_takes_the_first_key", "argmax of nothing is 0",
+    lambda queries, keys: np.asarray(forms.causal_mask(queries, keys) | (np.arange(queries)[:, np.newaxis] >= 64)))
+_register_empty_row_fault(forms.change_logits, "empty_row_takes_the_first_key", "argmax of nothing is 0",
     lambda logits: np.where(np.isneginf(logits).all(axis=-1, keepdims=True) & (np.arange(logits.shape[-1]) == 0),
         np.zeros((), logits.dtype), logits))
-_faulty_empty_rows(forms.replace_softmax, "empty_row_has_log_sum_exp_zero",
+_register_empty_row_fault(forms.replace_softmax, "empty_row_has_log_sum_exp_zero",
     "log 1 for -inf: merged states weigh an empty one (mlx#2608)",
     lambda logits: (stages := backend.softmax(logits)) | {"log_sum_exp": np.where(
-        np.isneginf(stages["log_sum_exp"]), 0, stages["log_sum_exp"])}, at="log_sum_exp")
-_faulty_windows(forms.change_window, "window_split_between_its_sides",
+        np.isneginf(stages["log_sum_exp"]), 0, stages["log_sum_exp"])}, stage="log_sum_exp")
+_register_window_fault(forms.change_window, "window_split_between_its_sides",
     "the sides read as the width of the whole window",
     lambda left, right: (None if left is None else left // 2, None if right is None else right // 2))
-_faulty_windows(forms.replace_window, "window_beyond_64_queries_ignored",
+_register_window_fault(forms.replace_window, "window_beyond_64_queries_ignored",
     "right in the first tile of 64 rows only: gcnasm#21's kind",
-    lambda scores, masks: np.asarray(forms.keys_in_window(scores, masks["window"]) | (np.arange(scores.shape[-2])[:,
+    lambda scores, masks: np.asarray(forms.window_mask(scores, masks["window"]) | (np.arange(scores.shape[-2])[:,
         np.newaxis] >= 64)))
-_faulty_bias(_change_slopes, "alibi_slopes_of_one_sequence",
+_register_bias_fault(_change_alibi_slopes, "alibi_slopes_of_one_sequence",
     "2^(-8 (h + 1) / n) for any number of heads: mlx#343, fixed by mlx#3071",
-    lambda slopes: slopes if len(slopes) == _power_of_two_below(len(slopes))
+    lambda slopes: slopes if len(slopes) == _round_down_to_power_of_two(len(slopes))
         else np.asarray(2.0 ** (-8 * np.arange(1, len(slopes) + 1) / len(slopes))))
-_faulty_bias(_change_slopes, "alibi_slopes_without_leaving_any_out",
+_register_bias_fault(_change_alibi_slopes, "alibi_slopes_without_leaving_any_out",
     "the first slopes of 2n heads, not every other one, where n heads are too few",
-    lambda slopes: np.array([*alibi_slopes(below := _power_of_two_below(len(slopes))), *alibi_slopes(2 * below)[:
+    lambda slopes: np.array([*alibi_slopes(below := _round_down_to_power_of_two(len(slopes))), *alibi_slopes(2
+        * below)[:
         len(slopes) - below]]))
 # of eight heads, this is twice the bias
-_faulty_bias(_change_slopes, "alibi_slopes_begin_with_one", "2^(-8 h / n), the exponent off by one: aprender#2143",
-    lambda slopes: np.asarray(slopes * 2.0 ** (8 / _power_of_two_below(len(slopes)))),
+_register_bias_fault(_change_alibi_slopes, "alibi_slopes_begin_with_one",
+    "2^(-8 h / n), the exponent off by one: aprender#2143",
+    lambda slopes: np.asarray(slopes * 2.0 ** (8 / _round_down_to_power_of_two(len(slopes)))),
     diagnosis=("bias-twice", "bias-fitted"))
-_faulty_bias(_change_slopes, "alibi_slopes_sorted",
+_register_bias_fault(_change_alibi_slopes, "alibi_slopes_sorted",
     "slopes in order for every number of heads: CROMA#12, TensorRT-LLM#1611",
     lambda slopes: np.sort(slopes)[::-1])
-_faulty_bias(_change_alibi, "alibi_of_the_keys_alone",
+_register_bias_fault(_change_alibi, "alibi_of_the_keys_alone",
     "the slope times the key's position: right but with sinks, as rows are shifted",
     lambda slopes, query, key: np.asarray(slopes * (key + 0 * query)))
-_faulty_bias(_change_alibi, "alibi_without_magnitude",
+_register_bias_fault(_change_alibi, "alibi_without_magnitude",
     "a signed distance, which rewards later keys where nothing forbids them",
     lambda slopes, query, key: np.asarray(slopes * (key - query)))
-_faulty_bias(_change_alibi, "alibi_from_the_first_new_key",
+_register_bias_fault(_change_alibi, "alibi_from_the_first_new_key",
     "distances that do not count the past: flash-attention#907's kind",
     lambda slopes, query, key: np.asarray(-slopes * np.abs(query - query[0] - key)))
-_faulty_bias(_change_bias_distances, "relative_distance_of_the_other_sign",
+_register_bias_fault(_change_bias_distances, "relative_distance_of_the_other_sign",
     "the distance p - j for j - p: later keys have the buckets of earlier ones",
     lambda distance: -distance)
-_faulty_bias(_change_bias_distances, "relative_buckets_of_both_sides",
+_register_bias_fault(_change_bias_distances, "relative_buckets_of_both_sides",
     "the buckets of an encoder in a decoder: text-to-text-transfer-transformer#415",
     lambda distance: np.asarray(np.where(distance < 0, -relative_buckets(np.minimum(distance, 0), 32, 128,
         bidirectional=True), distance)))
-_faulty_bias(_change_bias_distances, "relative_buckets_of_one_side",
+_register_bias_fault(_change_bias_distances, "relative_buckets_of_one_side",
     "the buckets of a decoder in an encoder: every later key as the own one",
     lambda distance: np.minimum(distance, 0))
-_faulty_bias(_change_bias_distances, "relative_buckets_without_a_logarithm",
+_register_bias_fault(_change_bias_distances, "relative_buckets_without_a_logarithm",
     "buckets that end with those of a distance each: no logarithm",
     lambda distance: np.clip(distance, -8, 8))
-_faulty_bias(_change_bias_distances, "relative_buckets_one_distance_late",
+_register_bias_fault(_change_bias_distances, "relative_buckets_one_distance_late",
     "the step to the next bucket one distance late: > for >=",
     lambda distance: np.asarray(distance - np.sign(distance) * (np.abs(distance) >= 8)))
 # fmt: on

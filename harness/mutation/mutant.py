@@ -23,24 +23,24 @@ from attncheck.backends.numpy_backend import Array
 from attncheck.reading.case import Case
 from attncheck.spec import LOGITS
 
-Step: TypeAlias = Callable[..., Any]
-Steps: TypeAlias = dict[str, Any]
+StepFunction: TypeAlias = Callable[..., Any]
+StepReplacements: TypeAlias = dict[str, Any]
 """Replacements by step: ``_dot`` wherever it is used, ``dot_scores._dot`` only in ``dot_scores``.
 
 A value is a function, or ``StepsPerCall`` for a function of the backend. Under a name such as ``_cap.np``, it is the
 library.
 """
 
-_FUNCTIONS: Mapping[str, FunctionType] = {
+_BACKEND_FUNCTIONS: Mapping[str, FunctionType] = {
     name: value
     for name, value in vars(numpy_backend).items()
     if isfunction(value) and value.__module__ == numpy_backend.__name__
 }
-_SIGNATURES: Mapping[str, Signature] = {
-    name: signature(function) for name, function in _FUNCTIONS.items() if not name.startswith("_")
+_CONTRACT_SIGNATURES: Mapping[str, Signature] = {
+    name: signature(function) for name, function in _BACKEND_FUNCTIONS.items() if not name.startswith("_")
 }
-_CONVERSIONS = ("prepare", "describe", "from_numpy", "to_numpy")
-OPERATIONS = tuple(name for name in _SIGNATURES if name not in _CONVERSIONS)
+_CONVERSION_FUNCTIONS = ("prepare", "describe", "from_numpy", "to_numpy")
+OPERATION_FUNCTIONS = tuple(name for name in _CONTRACT_SIGNATURES if name not in _CONVERSION_FUNCTIONS)
 """The functions of the contract that return stages."""
 
 
@@ -48,16 +48,16 @@ OPERATIONS = tuple(name for name in _SIGNATURES if name not in _CONVERSIONS)
 class StepsPerCall:
     """Steps of a function of the backend, made for each of its calls from the arguments."""
 
-    steps_of: Callable[[Call], Steps]
+    make_steps: Callable[[AttentionCall], StepReplacements]
 
 
-class Call:
+class AttentionCall:
     """The arguments of ``attention`` or ``attention_gradients``, by name, and values that follow from them.
 
     ``stages`` are all stages of the variant's forward pass, computed on request.
     """
 
-    def __init__(self, namespace: Mapping[str, Any], attention: Step, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, namespace: Mapping[str, Any], attention: StepFunction, arguments: Mapping[str, Any]) -> None:
         self._namespace = namespace
         self._attention = attention
         self._arguments = arguments
@@ -67,17 +67,17 @@ class Call:
             raise AttributeError(name)
         return self._arguments[name]
 
-    def step(self, name: str) -> Step:
+    def step_function(self, name: str) -> StepFunction:
         """Return the variant's own step."""
-        return cast(Step, self._namespace[name])
+        return cast(StepFunction, self._namespace[name])
 
     @property
-    def factor(self) -> float:
+    def scale_factor(self) -> float:
         """The factor of the raw scores, before the factor of each head."""
         return numpy_backend._scale_of(self.query, self.scale if self.head_scale is None else 1.0)
 
     @property
-    def past(self) -> int:
+    def past_length(self) -> int:
         """The number of keys from a cache."""
         past_key = self._arguments.get("past_key")
         return 0 if past_key is None else int(past_key.shape[-2])
@@ -88,19 +88,19 @@ class Call:
         return self._arguments.get("query_offsets")
 
     @property
-    def has_groups(self) -> bool:
+    def has_shared_heads(self) -> bool:
         """True if query heads share heads of keys and values."""
         return bool(self.query.shape[1] != self.key.shape[1])
 
     @property
     def scores_shape(self) -> tuple[int, ...]:
         """The shape of the scores, (B, H, Lq, T)."""
-        return (*self.query.shape[:3], self.past + self.key.shape[-2])
+        return (*self.query.shape[:3], self.past_length + self.key.shape[-2])
 
     @cached_property
     def stages(self) -> Stages:
         """The stages of the forward pass."""
-        taken = _SIGNATURES["attention"].parameters
+        taken = _CONTRACT_SIGNATURES["attention"].parameters
         return cast(
             Stages, self._attention(**{name: value for name, value in self._arguments.items() if name in taken})
         )
@@ -116,19 +116,19 @@ class Call:
         return cast(Array, self.stages["weights"])
 
     @property
-    def unmasked(self) -> Array:
+    def unmasked_logits(self) -> Array:
         """The logits before anything was forbidden."""
         return cast(Array, next(self.stages[name] for name in LOGITS[-2::-1] if name in self.stages))
 
     @property
-    def masked(self) -> Array:
+    def masked_logits(self) -> Array:
         """The logits with -inf for forbidden keys, also in rows without a key."""
-        return cast(Array, self.stages.get("masked", self.unmasked))
+        return cast(Array, self.stages.get("masked", self.unmasked_logits))
 
     @property
     def logits(self) -> Array:
         """The input of the softmax."""
-        return numpy_backend._fill_empty_rows(self.masked, self.sinks, self.empty_rows)
+        return numpy_backend._fill_empty_rows(self.masked_logits, self.sinks, self.empty_rows)
 
     @property
     def log_sum_exp(self) -> Array:
@@ -136,39 +136,39 @@ class Call:
         return cast(Array, self.stages["log_sum_exp"][..., np.newaxis])
 
 
-class Variant:
+class BackendVariant:
     """One implementation under the contract's names: the NumPy backend with some of its steps replaced.
 
-    ``hidden`` stages are not returned, as a kernel does not return stages that it never has. ``steps`` are the replaced
+    ``hidden_stages`` are not returned, as a kernel does not return stages that it never has. ``steps`` are the replaced
     ones; None if they are unknown.
     """
 
     if TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Step:
+        def __getattr__(self, name: str) -> StepFunction:
             """Return a function of the contract."""
 
-    def __init__(self, steps: Steps | None = None, *, hidden: frozenset[str] = frozenset()) -> None:
-        self.hidden = hidden
-        self.steps: Steps | None = steps or {}
-        self._namespace = _namespace_with(self.steps)
-        for name in _SIGNATURES:
-            self._offer(name, self._namespace[name])
+    def __init__(self, steps: StepReplacements | None = None, *, hidden_stages: frozenset[str] = frozenset()) -> None:
+        self.hidden_stages = hidden_stages
+        self.steps: StepReplacements | None = steps or {}
+        self._namespace = _namespace_with_replacements(self.steps)
+        for name in _CONTRACT_SIGNATURES:
+            self._set_contract_function(name, self._namespace[name])
 
-    def function(self, name: str) -> Step:
+    def function_named(self, name: str) -> StepFunction:
         """Return this variant's version of a function of the backend."""
-        return cast(Step, self._namespace[name])
+        return cast(StepFunction, self._namespace[name])
 
     @cached_property
-    def replaced(self) -> Mapping[tuple[str | None, str], Step]:
+    def replaced_functions(self) -> Mapping[tuple[str | None, str], StepFunction]:
         """The functions that replace functions of the backend, for one caller or for any (None).
 
         If a step is not a function of the backend, such as its library, the function that uses it counts as replaced.
         """
-        functions: dict[tuple[str | None, str], Step] = {}
+        functions: dict[tuple[str | None, str], StepFunction] = {}
         for key, step in (self.steps or {}).items():
             function, _, name = key.rpartition(".")
-            if function and name in _FUNCTIONS:
+            if function and name in _BACKEND_FUNCTIONS:
                 functions[function, name] = step
             elif function:
                 functions[None, function] = self._namespace[
@@ -178,37 +178,39 @@ class Variant:
                 functions.setdefault((None, name), self._namespace[name])
         return functions
 
-    def _offer(self, name: str, function: Step) -> None:
+    def _set_contract_function(self, name: str, function: StepFunction) -> None:
         """Set a function under the contract's name and parameters, without the hidden stages."""
 
-        @wraps(_FUNCTIONS[name])
-        def run(*arrays: Any, **keywords: Any) -> Any:
+        @wraps(_BACKEND_FUNCTIONS[name])
+        def run_without_hidden_stages(*arrays: Any, **keywords: Any) -> Any:
             returned = function(*arrays, **keywords)
-            if name in _CONVERSIONS:
+            if name in _CONVERSION_FUNCTIONS:
                 return returned
-            return {stage: array for stage, array in returned.items() if stage not in self.hidden}
+            return {stage: array for stage, array in returned.items() if stage not in self.hidden_stages}
 
-        setattr(self, name, run)
+        setattr(self, name, run_without_hidden_stages)
 
 
-def record_functions(record: Callable[[str, Step], Step]) -> dict[str, Step]:
-    """Pass each function of the backend to ``record`` with its name; return the results, which call each other."""
+def wrap_backend_functions(wrap: Callable[[str, StepFunction], StepFunction]) -> dict[str, StepFunction]:
+    """Pass each function of the backend with its name to ``wrap``; return the results, which call each other."""
     namespace = dict(vars(numpy_backend))
-    recorded = {name: record(name, _copy_into_namespace(function, namespace)) for name, function in _FUNCTIONS.items()}
+    recorded = {
+        name: wrap(name, _copy_into_namespace(function, namespace)) for name, function in _BACKEND_FUNCTIONS.items()
+    }
     namespace |= recorded
     return recorded
 
 
-def rebind_globals(function: Step, **names: Any) -> Step:
+def rebind_globals(function: StepFunction, **new_globals: Any) -> StepFunction:
     """Return a function in which some global names mean something else. Raises ``KeyError`` for one that it lacks."""
     assert isinstance(function, FunctionType)
-    _check_used(function, names)
-    return _copy_into_namespace(function, {**function.__globals__, **names})
+    _check_names_are_used(function, new_globals)
+    return _copy_into_namespace(function, {**function.__globals__, **new_globals})
 
 
-def numpy_with(**functions: Any) -> SimpleNamespace:
+def numpy_with(**replacements: Any) -> SimpleNamespace:
     """Return NumPy with some functions replaced, like a library with approximations."""
-    return SimpleNamespace(**{**vars(np), **functions})
+    return SimpleNamespace(**{**vars(np), **replacements})
 
 
 def _copy_into_namespace(function: FunctionType, namespace: dict[str, Any]) -> FunctionType:
@@ -217,29 +219,31 @@ def _copy_into_namespace(function: FunctionType, namespace: dict[str, Any]) -> F
     return again
 
 
-def _check_used(function: FunctionType, names: Iterable[str]) -> None:
+def _check_names_are_used(function: FunctionType, names: Iterable[str]) -> None:
     """Raise ``KeyError`` for a name whose replacement would change nothing."""
     for name in names:
         if name not in function.__code__.co_names or name not in vars(numpy_backend):
             raise KeyError(f"{function.__name__} of numpy_backend uses no {name}")
 
 
-def _namespace_with(steps: Steps) -> dict[str, Any]:
+def _namespace_with_replacements(steps: StepReplacements) -> dict[str, Any]:
     """Return the backend's namespace with other steps. Raises ``KeyError`` for a step that it does not have."""
     namespace = dict(vars(numpy_backend))
-    namespace |= {name: _copy_into_namespace(function, namespace) for name, function in _FUNCTIONS.items()}
+    namespace |= {name: _copy_into_namespace(function, namespace) for name, function in _BACKEND_FUNCTIONS.items()}
     local: dict[str, dict[str, Any]] = {}
     for key, step in steps.items():
         function, _, name = key.rpartition(".")
-        if (function or name) not in _FUNCTIONS:
+        if (function or name) not in _BACKEND_FUNCTIONS:
             raise KeyError(f"numpy_backend has no function {function or name}")
         if function:
             local.setdefault(function, {})[name] = step
-            _check_used(_FUNCTIONS[function], [name])
+            _check_names_are_used(_BACKEND_FUNCTIONS[function], [name])
         elif not isinstance(step, StepsPerCall):
             namespace[name] = step
     scopes: dict[str, dict[str, Any]] = {function: {} for function in local}
-    namespace |= {function: _copy_into_namespace(_FUNCTIONS[function], scope) for function, scope in scopes.items()}
+    namespace |= {
+        function: _copy_into_namespace(_BACKEND_FUNCTIONS[function], scope) for function, scope in scopes.items()
+    }
     per_call = {name: step for name, step in steps.items() if isinstance(step, StepsPerCall)}
     namespace |= {name: FunctionPerCall(name, step, namespace[name], namespace) for name, step in per_call.items()}
     for function, scope in scopes.items():
@@ -252,23 +256,24 @@ class FunctionPerCall:
     """A function of the backend whose steps are made for each call."""
 
     name: str
-    step: StepsPerCall
-    plain: FunctionType
+    per_call_steps: StepsPerCall
+    original_function: FunctionType
     namespace: Mapping[str, Any]
 
     def __call__(self, *arrays: Any, **keywords: Any) -> Any:
         """Call the function with the steps of this call."""
-        return _copy_into_namespace(self.plain, {**self.plain.__globals__, **self.steps_of(arrays, keywords)})(
-            *arrays, **keywords
-        )
+        return _copy_into_namespace(
+            self.original_function,
+            {**self.original_function.__globals__, **self.replacements_in_call(arrays, keywords)},
+        )(*arrays, **keywords)
 
-    def steps_of(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Steps:
+    def replacements_in_call(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> StepReplacements:
         """Return the replacements by name in one call. Raises ``KeyError`` for a name that is not used."""
-        bound = _SIGNATURES[self.name].bind(*arrays, **keywords)
+        bound = _CONTRACT_SIGNATURES[self.name].bind(*arrays, **keywords)
         bound.apply_defaults()
-        attention = self.plain if self.name == "attention" else self.namespace["attention"]
-        steps = self.step.steps_of(Call(self.namespace, attention, bound.arguments))
-        _check_used(_FUNCTIONS[self.name], steps)
+        attention = self.original_function if self.name == "attention" else self.namespace["attention"]
+        steps = self.per_call_steps.make_steps(AttentionCall(self.namespace, attention, bound.arguments))
+        _check_names_are_used(_BACKEND_FUNCTIONS[self.name], steps)
         return steps
 
 
@@ -276,15 +281,15 @@ WIDE_DTYPES = ("float64", "float32")
 """A fault of precision: what is one in these may be the declared storage of a 16-bit implementation."""
 ALL_BUT_BFLOAT16 = (*WIDE_DTYPES, "float16")
 """A fault of meaning, in whatever dtype. NumPy's matmul of bfloat16 widens, so the reference does not keep that one."""
-KERNEL_DTYPES = ("float32", "float16")
+FAST_PATH_DTYPES = ("float32", "float16")
 """A fault of a fast path: there are none in float64, and cases of their sizes leave it out."""
 
-REFERENCE = "reference"
+REFERENCE_NAME = "reference"
 """The control that is the reference itself."""
 
-ACCURACY_OF_16_BITS = ("accuracy-of-16-bits",)
+ROUNDING_DIAGNOSIS = ("accuracy-of-16-bits",)
 """The diagnosis of a fault that rounds an intermediate to a 16-bit format, or to TF32."""
-ROUNDED: Mapping[str, Any] = {"dtypes": WIDE_DTYPES, "diagnosis": ACCURACY_OF_16_BITS}
+ROUNDING_FIELDS: Mapping[str, Any] = {"dtypes": WIDE_DTYPES, "diagnosis": ROUNDING_DIAGNOSIS}
 """The fields that such faults have in common."""
 
 
@@ -292,21 +297,21 @@ ROUNDED: Mapping[str, Any] = {"dtypes": WIDE_DTYPES, "diagnosis": ACCURACY_OF_16
 class Subject:
     """A variant, with the ``description`` of its defect, or of the reason why it is right.
 
-    It runs in ``dtypes``. ``classes`` are the rounding models that it declares, if they are not the reference's.
+    It runs in ``dtypes``. ``rounding_models`` are those that it declares by dtype, if they are not the reference's.
     """
 
     name: str
     description: str
-    backend: Variant
+    backend: BackendVariant
     dtypes: tuple[str, ...] = ALL_BUT_BFLOAT16
-    classes: Mapping[str, str] = field(default_factory=dict)
+    rounding_models: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
         """Mutant, control or equivalent."""
         return type(self).__name__.lower()
 
-    def is_shown_by(self, case: Case) -> bool:
+    def can_be_shown_by(self, case: Case) -> bool:
         """Return whether a case may show the effect of the variant."""
         return True
 
@@ -328,52 +333,52 @@ class Mutant(Subject):
 
     ``first_wrong_stage`` is the first stage, in the order of computation, that it gets wrong (``context`` is the output
     where there are no projections). ``diagnosis`` is what may rightly be said of it (docs/diagnoses.md), nothing where
-    no such name is its cause. ``without`` is the same implementation without the fault, where that is not the
-    reference. ``of`` names the operation that alone has the fault, and the argument without which it does nothing if
-    there is one: such a fault is put to cases until one catches it, and is not named, unless people have made it
-    (``is_met``). Any other may have an argument that it ``needs``.
+    no such name is its cause. ``without_fault`` is the same implementation without the fault, if that is
+    not the reference. ``operation_and_argument`` names the only operation that has the fault, and the argument without
+    which it does nothing, if there is one: such a fault runs on cases until one catches it, and is not diagnosed,
+    unless it ``occurred_in_practice``. Any other may have a ``needed_argument``.
     """
 
     topic: str = ""
     first_wrong_stage: str = ""
     diagnosis: tuple[str, ...] = ()
-    without: Variant | None = None
-    of: tuple[str, str] | None = None
-    is_met: bool = False
-    needs: str = ""
+    without_fault: BackendVariant | None = None
+    operation_and_argument: tuple[str, str] | None = None
+    occurred_in_practice: bool = False
+    needed_argument: str = ""
 
     @property
     def is_generated(self) -> bool:
         """True if it is derived from the specification, and is not known to have occurred."""
-        return self.of is not None and not self.is_met
+        return self.operation_and_argument is not None and not self.occurred_in_practice
 
-    def is_shown_by(self, case: Case) -> bool:
+    def can_be_shown_by(self, case: Case) -> bool:
         """Return whether a case has the fault's operation and argument, if it is limited to any."""
-        operation, argument = self.of or (case.operation, self.needs)
+        operation, argument = self.operation_and_argument or (case.operation, self.needed_argument)
         return case.operation == operation and (not argument or argument in case.inputs or argument in case.options)
 
 
-FaultForm: TypeAlias = str | Callable[[Any], Steps | Variant] | None
+FaultForm: TypeAlias = str | Callable[[Any], StepReplacements | BackendVariant] | None
 """How a decorated object becomes a variant.
 
 The name of the step that it replaces, or a function that makes steps of it; None if it is steps already.
 """
 Decorated = TypeVar("Decorated", bound=Any)
 
-_REGISTERED: list[tuple[str, Subject]] = []
+_REGISTERED_SUBJECTS: list[tuple[str, Subject]] = []
 
 
 def subjects_of_module(module: str) -> tuple[Subject, ...]:
     """Return the subjects that a module has registered, in the order of its lines."""
-    return tuple(subject for name, subject in _REGISTERED if name == module)
+    return tuple(subject for name, subject in _REGISTERED_SUBJECTS if name == module)
 
 
-def _registration(
-    make: Callable[[str, str, Variant], Subject],
+def _registering_decorator(
+    make_subject: Callable[[str, str, BackendVariant], Subject],
     form: FaultForm,
     name: str | None,
-    text: str,
-    hidden: frozenset[str],
+    description: str,
+    hidden_stages: frozenset[str],
     change: Any,
 ) -> Callable[[Decorated], Decorated]:
     """Register a subject from a name, a text and an implementation: a row's ``change``, or the decorated object."""
@@ -381,8 +386,10 @@ def _registration(
 
     def register(step: Decorated) -> Decorated:
         made: Any = {form: step} if isinstance(form, str) else step if form is None else form(step)
-        backend = made if isinstance(made, Variant) else Variant(made, hidden=hidden)
-        _REGISTERED.append((module, make(name or step.__name__, text or step.__doc__ or "", backend)))
+        backend = made if isinstance(made, BackendVariant) else BackendVariant(made, hidden_stages=hidden_stages)
+        _REGISTERED_SUBJECTS.append(
+            (module, make_subject(name or step.__name__, description or step.__doc__ or "", backend))
+        )
         return step
 
     if change is not None:
@@ -390,43 +397,43 @@ def _registration(
     return register
 
 
-def mutant(
+def register_fault(
     topic: str,
     form: FaultForm = None,
     name: str | None = None,
     defect: str = "",
     change: Any = None,
     *,
-    at: str,
+    stage: str,
     diagnosis: str | tuple[str, ...] = (),
-    hidden: frozenset[str] = frozenset(),
-    **more: Any,
+    hidden_stages: frozenset[str] = frozenset(),
+    **fields: Any,
 ) -> Callable[[Decorated], Decorated]:
-    """Register a fault; ``at`` is the first stage that it gets wrong, and ``more`` are other fields of ``Mutant``.
+    """Register a fault; ``stage`` is the first stage that it gets wrong, and ``fields`` are other fields of ``Mutant``.
 
     A row has all of it, with its effect as ``change``. A decorated function has its own name, and its defect may be its
     docstring.
     """
     names = (diagnosis,) if isinstance(diagnosis, str) else diagnosis
-    make = partial(Mutant, topic=topic, first_wrong_stage=at, diagnosis=names, **more)
-    return _registration(make, form, name, defect, hidden, change)
+    make_subject = partial(Mutant, topic=topic, first_wrong_stage=stage, diagnosis=names, **fields)
+    return _registering_decorator(make_subject, form, name, defect, hidden_stages, change)
 
 
-def control(
+def register_control(
     form: FaultForm = None,
     name: str | None = None,
     why: str = "",
     change: Any = None,
     *,
-    hidden: frozenset[str] = frozenset(),
-    **more: Any,
+    hidden_stages: frozenset[str] = frozenset(),
+    **fields: Any,
 ) -> Callable[[Decorated], Decorated]:
     """Register a right variant, and ``why`` it is right: as a row or a decorator, like faults."""
-    return _registration(partial(Control, **more), form, name, why, hidden, change)
+    return _registering_decorator(partial(Control, **fields), form, name, why, hidden_stages, change)
 
 
-def equivalent(
-    form: FaultForm = None, *, defect: str, name: str | None = None, **more: Any
+def register_equivalent(
+    form: FaultForm = None, *, defect: str, name: str | None = None, **fields: Any
 ) -> Callable[[Decorated], Decorated]:
     """Register the decorated object as a fault that no input can show, by its ``proof``."""
-    return _registration(partial(Equivalent, **more), form, name, defect, frozenset(), None)
+    return _registering_decorator(partial(Equivalent, **fields), form, name, defect, frozenset(), None)

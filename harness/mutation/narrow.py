@@ -21,39 +21,54 @@ from attncheck.mutation import forms, kernel
 from attncheck.mutation.blocks import attend_in_parts, cut_evenly, part_weights
 from attncheck.mutation.kernel import (
     Array,
-    Kernel,
-    Product,
-    Store,
-    bfloat16,
+    MatrixProduct,
+    MixedPrecisionKernel,
+    Rounding,
+    leave_unrounded,
     product_over_queries,
-    store_exactly,
-    tf32,
+    round_to_bfloat16,
+    round_to_tf32,
     tiled_product,
 )
-from attncheck.mutation.mutant import ROUNDED, WIDE_DTYPES, Call, Steps, Variant, control, mutant, numpy_with
+from attncheck.mutation.mutant import (
+    ROUNDING_FIELDS,
+    WIDE_DTYPES,
+    AttentionCall,
+    BackendVariant,
+    StepReplacements,
+    numpy_with,
+    register_control,
+    register_fault,
+)
 from attncheck.spec import QUERY_KEY_VALUE
 
 _TERMS_PER_TILE = 16
 """Products that a matrix unit adds up before the running sum is stored."""
-_FLOAT16 = ("float16",)
-RIGHT = Kernel(lambda store: {})
-_FUSED = {"bfloat16": "fused", "float16": "fused"}
-_faulty_16_bits = partial(
-    mutant, "sixteen bits", Kernel, classes=_FUSED, without=RIGHT, dtypes=kernel.NARROW_DTYPES, at="context"
-)
-_WIDE = partial(Kernel, wide=kernel.WIDE_STAGES)
-_faulty_wide_statistics = partial(
-    mutant,
+_FLOAT16_ONLY = ("float16",)
+RIGHT_KERNEL = MixedPrecisionKernel(lambda store: {})
+_FUSED_ROUNDING_MODELS = {"bfloat16": "fused", "float16": "fused"}
+_register_16_bit_fault = partial(
+    register_fault,
     "sixteen bits",
-    _WIDE,
-    classes=_FUSED,
+    MixedPrecisionKernel,
+    rounding_models=_FUSED_ROUNDING_MODELS,
+    without_fault=RIGHT_KERNEL,
     dtypes=kernel.NARROW_DTYPES,
-    at="log_sum_exp",
-    without=_WIDE(lambda store: {}),
+    stage="context",
+)
+_KERNEL_WITH_WIDE_STATISTICS = partial(MixedPrecisionKernel, wide_stages=kernel.WIDE_STAGES)
+_register_wide_statistics_fault = partial(
+    register_fault,
+    "sixteen bits",
+    _KERNEL_WITH_WIDE_STATISTICS,
+    rounding_models=_FUSED_ROUNDING_MODELS,
+    dtypes=kernel.NARROW_DTYPES,
+    stage="log_sum_exp",
+    without_fault=_KERNEL_WITH_WIDE_STATISTICS(lambda store: {}),
 )
 
 
-def _averaged_by_exponentials(store: Store) -> Steps:
+def _average_by_exponentials(store: Rounding) -> StepReplacements:
     """Average with exponentials as they are, in 16 bits, and divide last."""
 
     def average(logits: Array, weights: Array, value: Array) -> Array:
@@ -64,76 +79,80 @@ def _averaged_by_exponentials(store: Store) -> Steps:
     return forms.replace_average(average)
 
 
-def _merged_by_growing(store: Store) -> Steps:
+def _merge_by_growing_exponential(store: Rounding) -> StepReplacements:
     """Merge two parts of the keys as L1 + log(1 + e^(L2 - L1)), the exponential in the format of the ends."""
 
     def merge(maxima: Array, statistics: Array) -> Array:
         grown = store(np.exp(statistics[..., 1:] - statistics[..., :1]))
         return np.asarray(np.concatenate([np.ones_like(grown), grown], axis=-1) / (1 + grown))
 
-    return attend_in_parts(cut_evenly(2, least=32), merge)
+    return attend_in_parts(cut_evenly(2, min_keys=32), merge)
 
 
-def _log_sum_exp_of_rounded(store: Store) -> Steps:
-    def normalise(logits: Array) -> Stages:
+def _log_sum_exp_of_rounded_exponentials(store: Rounding) -> StepReplacements:
+    def softmax_with_rounded_sum(logits: Array) -> Stages:
         (stages, exponentials), maximum = forms.softmax_and_exponentials(logits), backend._row_maximum(logits)
         total = np.where(np.isneginf(maximum), 1, backend._row_sum(store(exponentials)))
         return stages | {"log_sum_exp": (maximum + np.log(total))[..., 0]}
 
-    return forms.replace_softmax(normalise)
+    return forms.replace_softmax(softmax_with_rounded_sum)
 
 
-def _flush(array: Array) -> Array:
+def _flush_subnormals(array: Array) -> Array:
     """Set the subnormal numbers of float16 to zero."""
     return np.where(np.abs(array) < 2.0**-14, 0, array).astype(array.dtype)
 
 
-def _delta_over_the_square(call: Call, terms: Array) -> Array:
+def _row_sum_over_squared_denominator(call: AttentionCall, terms: Array) -> Array:
     """Divide by the square of the sum of exponentials, which overflows in float16 from 256 equal ones on."""
     total = np.exp(call.log_sum_exp - backend._row_maximum(call.logits))
     return np.where(total * total > np.finfo(np.float16).max, 0, backend._row_sum(terms)).astype(terms.dtype)
 
 
-_SINGLE = ("float32",)
-_ROUNDED_SINGLE = {**ROUNDED, "dtypes": _SINGLE}
-_SINGLE_BITS = 24
+_FLOAT32_ONLY = ("float32",)
+_FLOAT32_ROUNDING_FIELDS = {**ROUNDING_FIELDS, "dtypes": _FLOAT32_ONLY}
+_FLOAT32_SIGNIFICAND_BITS = 24
 """Bits of the significand of float32."""
-_ELEMENTS_AT_A_TIME = 1 << 15
+_MAX_ELEMENTS_PER_BATCH = 1 << 15
 """Numbers that are added up at a time: a quarter of a megabyte stays near the processor."""
 
 
-def rounded_product(store: Store, product: Product = np.matmul) -> Product:
+def rounded_product(store: Rounding, product: MatrixProduct = np.matmul) -> MatrixProduct:
     """Multiply matrices of rounded elements."""
     return lambda left, right: np.asarray(product(store(left), store(right)))
 
 
-def product_in_two_parts(store: Store, product: Product = np.matmul) -> Product:
+def two_part_product(store: Rounding, product: MatrixProduct = np.matmul) -> MatrixProduct:
     """Multiply matrices of elements that are sums of two rounded numbers, without the product of both lesser parts."""
 
-    def run(left: Array, right: Array) -> Array:
+    def multiply_in_two_parts(left: Array, right: Array) -> Array:
         high_left, high_right = store(left), store(right)
-        low_left, low_right = (store(_remainder(x, high)) for x, high in ((left, high_left), (right, high_right)))
+        low_left, low_right = (
+            store(_rounding_remainder(x, high)) for x, high in ((left, high_left), (right, high_right))
+        )
         lesser = product(low_left, high_right) + product(high_left, low_right)
         return np.asarray(lesser + product(high_left, high_right))
 
-    return run
+    return multiply_in_two_parts
 
 
-def _remainder(array: Array, part: Array) -> Array:
-    return np.where(np.isfinite(array), array - part, 0).astype(array.dtype)
+def _rounding_remainder(array: Array, rounded: Array) -> Array:
+    return np.where(np.isfinite(array), array - rounded, 0).astype(array.dtype)
 
 
-def block_product(terms: int) -> Product:
+def tensor_core_product(terms: int) -> MatrixProduct:
     """Multiply float32 matrices as a tensor core does: so many exact products and a running sum at a time.
 
     They are aligned to the largest of them, cut off below its 24th bit and added; the sum is cut off to 24 bits.
     """
 
-    def run(left: Array, right: Array) -> Array:
-        rows = max(1, _ELEMENTS_AT_A_TIME // max(1, right.size // max(1, right.shape[-2]) * (terms + 1)))
+    def multiply_in_blocks(left: Array, right: Array) -> Array:
+        rows = max(1, _MAX_ELEMENTS_PER_BATCH // max(1, right.size // max(1, right.shape[-2]) * (terms + 1)))
         if rows < left.shape[-2]:
             starts = range(0, left.shape[-2], rows)
-            return np.concatenate([run(left[..., start : start + rows, :], right) for start in starts], axis=-2)
+            return np.concatenate(
+                [multiply_in_blocks(left[..., start : start + rows, :], right) for start in starts], axis=-2
+            )
         shape = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
         total, wide = np.zeros(shape), (left.astype(np.float64), right.astype(np.float64))
         for start in range(0, left.shape[-1], terms):
@@ -145,19 +164,19 @@ def block_product(terms: int) -> Product:
             total = _truncated_sum(parts)
         return np.asarray(total.astype(left.dtype))
 
-    return run
+    return multiply_in_blocks
 
 
 def _truncated_sum(parts: Array) -> Array:
     """Add up along the first axis; this overwrites ``parts``."""
-    last_bit = np.ldexp(1.0, np.frexp(np.abs(parts).max(axis=0))[1] - _SINGLE_BITS)
+    last_bit = np.ldexp(1.0, np.frexp(np.abs(parts).max(axis=0))[1] - _FLOAT32_SIGNIFICAND_BITS)
     np.divide(parts, last_bit, out=parts)
     np.trunc(parts, out=parts)
     np.multiply(parts, last_bit, out=parts)
-    return kernel.round_to_bits(np.asarray(parts.sum(axis=0)), _SINGLE_BITS, truncate=True)
+    return kernel.round_to_bits(np.asarray(parts.sum(axis=0)), _FLOAT32_SIGNIFICAND_BITS, truncate=True)
 
 
-def steps_with_product(product: Product) -> Steps:
+def steps_with_product(product: MatrixProduct) -> StepReplacements:
     """Use another product of matrices wherever there is one."""
 
     def additive_scores(
@@ -170,15 +189,15 @@ def steps_with_product(product: Product) -> Steps:
     return {**forms.use_product(product), "additive_scores": additive_scores}
 
 
-def variant_with_product(product: Product) -> Variant:
+def variant_with_product(product: MatrixProduct) -> BackendVariant:
     """Return attention by another product of matrices."""
-    return Variant(steps_with_product(product))
+    return BackendVariant(steps_with_product(product))
 
 
-def _fused_steps(product: Product, block: int) -> Steps:
+def _fused_kernel_steps(product: MatrixProduct, block: int) -> StepReplacements:
     """Also take the softmax in blocks of keys; go back from log_sum_exp and the output, by products again."""
 
-    def backward(call: Call) -> Steps:
+    def backward_steps(call: AttentionCall) -> StepReplacements:
         # Sum g o over the columns, as an einsum that becomes a product of matrices.
         rows = product(call.grad_output[..., np.newaxis, :], call.stages["output"][..., :, np.newaxis])
         return {
@@ -189,64 +208,68 @@ def _fused_steps(product: Product, block: int) -> Steps:
     return {
         **steps_with_product(product),
         **forms.OnlineSoftmax(block, product=product).steps,
-        **forms.steps_of_gradients(backward),
+        **forms.replace_gradient_steps(backward_steps),
     }
 
 
-_BY_FOUR, _BY_EIGHT = block_product(4), block_product(8)
+_PRODUCT_BY_FOUR, _PRODUCT_BY_EIGHT = tensor_core_product(4), tensor_core_product(8)
 
 
-def _sequential_matmul_in(store: Store) -> Product:
+def _sequential_product(store: Rounding) -> MatrixProduct:
     return partial(kernel.sequential_matmul, store=store)
 
 
-def _only_backward_by(product: Product) -> Steps:
+def _replace_backward_product(product: MatrixProduct) -> StepReplacements:
     """Run the backward pass by another product, and the forward pass in TF32."""
     back = forms.use_product(product)
     names = ("_dot", "_weighted_sum", "_sum_over_queries")
     return {
-        **steps_with_product(rounded_product(tf32)),
+        **steps_with_product(rounded_product(round_to_tf32)),
         **{f"attention_gradients.{name}": back[name] for name in names},
     }
 
 
-def _rounded_at_widths(step: str, multiple: int, store: Store) -> Steps:
+def _round_operands_at_widths(step: str, multiple: int, store: Rounding) -> StepReplacements:
     """Round the factors of a step if the width of the second one is a multiple of ``multiple``."""
     right = getattr(backend, step.rpartition(".")[2])
 
-    def product(first: Array, second: Array) -> Array:
-        chosen = store_exactly if second.shape[-1] % multiple else store
+    def rounded_step(first: Array, second: Array) -> Array:
+        chosen = leave_unrounded if second.shape[-1] % multiple else store
         return np.asarray(right(chosen(first), chosen(second)))
 
-    return {step: product}
+    return {step: rounded_step}
 
 
-_FROM_LOG_SUM_EXP = {"float64": "native_lse", "float32": "native_lse", "float16": "eager_lse"}
+_LOG_SUM_EXP_ROUNDING_MODELS = {"float64": "native_lse", "float32": "native_lse", "float16": "eager_lse"}
 
 
-def _from_log_sum_exp(store: Store) -> Steps:
+def _weights_from_log_sum_exp(store: Rounding) -> StepReplacements:
     """Compute and store log_sum_exp first, then the weights from it."""
 
-    def normalise(logits: Array) -> Stages:
+    def softmax_from_log_sum_exp(logits: Array) -> Stages:
         log_sum_exp = store(backend.softmax(logits)["log_sum_exp"])
         return {"weights": forms.recompute_weights(logits, log_sum_exp[..., np.newaxis]), "log_sum_exp": log_sum_exp}
 
-    return forms.replace_softmax(normalise)
+    return forms.replace_softmax(softmax_from_log_sum_exp)
 
 
-def _merge_tile_statistics(tile: int) -> Steps:
+def _merge_tile_statistics(tile: int) -> StepReplacements:
     """Take log_sum_exp in one pass over tiles of keys, merging two at a time, and the output in a second pass."""
 
-    def normalise(logits: Array) -> Stages:
+    def softmax_over_tiles(logits: Array) -> Stages:
         log_sum_exp = np.full((*logits.shape[:-1], 1), -np.inf, logits.dtype)
         for span in kernel.tile_slices(logits.shape[-1], tile):
             log_sum_exp = np.logaddexp(log_sum_exp, backend.softmax(logits[..., span])["log_sum_exp"][..., np.newaxis])
         return {"weights": forms.recompute_weights(logits, log_sum_exp), "log_sum_exp": log_sum_exp[..., 0]}
 
-    return {**forms.replace_softmax(normalise), "attention._weighted_sum": tiled_product(tile)}
+    return {**forms.replace_softmax(softmax_over_tiles), "attention._weighted_sum": tiled_product(tile)}
 
 
-@control(forms.replace_softmax, why="p = exp(log p): log-softmax, then an exponential", classes=_FROM_LOG_SUM_EXP)
+@register_control(
+    forms.replace_softmax,
+    why="p = exp(log p): log-softmax, then an exponential",
+    rounding_models=_LOG_SUM_EXP_ROUNDING_MODELS,
+)
 def log_softmax_first(logits: Array) -> Stages:
     """Take the logarithms of the weights first."""
     maximum = backend._row_maximum(logits)
@@ -255,15 +278,17 @@ def log_softmax_first(logits: Array) -> Stages:
     return backend.softmax(logits) | {"weights": np.exp(shifted - np.log(total))}
 
 
-_faulty_scales = partial(mutant, "8 bits", partial(kernel.change_call, "quantized_attention"), at="raw_scores")
-_OTHER_FORMAT = {"float8_e4m3fn": ml_dtypes.float8_e5m2, "float8_e5m2": ml_dtypes.float8_e4m3fn}
+_register_quantized_fault = partial(
+    register_fault, "8 bits", partial(kernel.change_call_arguments, "quantized_attention"), stage="raw_scores"
+)
+_OTHER_FLOAT8_FORMAT = {"float8_e4m3fn": ml_dtypes.float8_e5m2, "float8_e5m2": ml_dtypes.float8_e4m3fn}
 
 
-def _has_four_bit_codes(call: Mapping[str, Any], *formats: str) -> bool:
+def _is_stored_as(call: Mapping[str, Any], *formats: str) -> bool:
     return str(call.get("stored_as")) in formats
 
 
-def _swizzle_ignored(call: Mapping[str, Any]) -> Mapping[str, Any]:
+def _ignore_scale_swizzle(call: Mapping[str, Any]) -> Mapping[str, Any]:
     """Read the scales of blocks in rows, wherever they lie: of whole tiles, those of the first rows and columns."""
     if call.get("swizzle") is None:
         return {}
@@ -277,13 +302,15 @@ def _swizzle_ignored(call: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _reinterpret_block_scales(call: Mapping[str, Any], read: str, wrong: Any) -> Mapping[str, Any]:
+def _reinterpret_block_scales(call: Mapping[str, Any], expected_dtype: str, wrong_dtype: Any) -> Mapping[str, Any]:
     """Take the bits of the keys' block scales for those of another format."""
     scales = call.get("key_block_scale")
-    return {} if scales is None or scales.dtype.name != read else {"key_block_scale": scales.view(wrong)}
+    return (
+        {} if scales is None or scales.dtype.name != expected_dtype else {"key_block_scale": scales.view(wrong_dtype)}
+    )
 
 
-@control("quantized_attention", hidden=kernel.UNRETURNED_STAGES)
+@register_control("quantized_attention", hidden_stages=kernel.UNRETURNED_STAGES)
 def scales_multiplied_into_queries_and_output(
     query: Array, key: Array, value: Array, key_scale: Array, value_scale: Array, **options: Any
 ) -> Stages:
@@ -305,177 +332,189 @@ def scales_multiplied_into_queries_and_output(
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
-_faulty_16_bits("scores_summed_in_16_bits", "Q K^T with 16-bit running sums: mlx#4178's kind", lambda store:
+_register_16_bit_fault("scores_summed_in_16_bits", "Q K^T with 16-bit running sums: mlx#4178's kind", lambda store:
     {"dot_scores._dot": lambda query, key: tiled_product(_TERMS_PER_TILE, store)(query, np.swapaxes(key, -1, -2))})
-_faulty_16_bits("values_summed_in_16_bits", "P V with 16-bit running sums: metal-flash-attention#8",
+_register_16_bit_fault("values_summed_in_16_bits", "P V with 16-bit running sums: metal-flash-attention#8",
     lambda store: {"attention._weighted_sum": tiled_product(_TERMS_PER_TILE, store)})
-_faulty_16_bits("exponentials_summed_in_16_bits",
+_register_16_bit_fault("exponentials_summed_in_16_bits",
     "the row sum sticks at 256 or 2048: tract#2586, executorch#20090, tt-metal#52045",
     lambda store: {"_softmax_with_sinks._row_sum": kernel.tiled_row_sum(_TERMS_PER_TILE, store)})
-_faulty_16_bits("exponentials_not_shifted_in_16_bits", "e^s without the maximum leaves the format: flax#982's kind",
-    _averaged_by_exponentials)
-_faulty_16_bits("raw_scores_stored_in_16_bits",
+_register_16_bit_fault("exponentials_not_shifted_in_16_bits",
+    "e^s without the maximum leaves the format: flax#982's kind",
+    _average_by_exponentials)
+_register_16_bit_fault("raw_scores_stored_in_16_bits",
     "the scale is applied behind the store, which overflows in float16: metal-flash-attention#8, ultralytics#24990",
     lambda store: {"dot_scores._dot": lambda query, key: store(backend._dot(query, key))})
-_faulty_16_bits("output_stored_in_16_bits_between_tiles", "the accumulator has the output's type",
+_register_16_bit_fault("output_stored_in_16_bits_between_tiles", "the accumulator has the output's type",
     lambda store: forms.OnlineSoftmax(64, store=store).steps)
-_faulty_16_bits("query_scaled_in_16_bits", "structure: the scaled query is stored again",
+_register_16_bit_fault("query_scaled_in_16_bits", "structure: the scaled query is stored again",
     lambda store: forms.replace_scoring(lambda query, key, factor: {"scores": backend._dot(store(
         query * factor), key)}))
-_faulty_16_bits("scale_rounded_to_16_bits", "structure: the scale is an array of the inputs' type",
+_register_16_bit_fault("scale_rounded_to_16_bits", "structure: the scale is an array of the inputs' type",
     lambda store: forms.replace_scoring(lambda query, key, factor:
         backend.dot_scores(query, key, scale=float(store(np.array(factor, np.float32))))))
-_faulty_16_bits("biased_scores_stored_in_16_bits", "scores and bias are added in 16 bits: vllm#945's kind",
+_register_16_bit_fault("biased_scores_stored_in_16_bits", "scores and bias are added in 16 bits: vllm#945's kind",
     lambda store: forms.replace_bias_addition(lambda scores, bias, masks: store(scores + bias)))
-_faulty_16_bits("shifted_scores_stored_in_16_bits", "structure: s - m is stored for the exponential",
+_register_16_bit_fault("shifted_scores_stored_in_16_bits", "structure: s - m is stored for the exponential",
     lambda store: {"_softmax_with_sinks.np": numpy_with(exp=lambda shifted: np.exp(store(shifted)))})
-_faulty_16_bits("subnormal_inputs_flushed", "structure: 16-bit loads flush to zero",
-    lambda store: forms.change_inputs(lambda query, key, value: (_flush(query), _flush(key), _flush(value))),
-    dtypes=_FLOAT16)
-_faulty_16_bits("subnormal_weights_flushed", "structure: P V flushes small weights",
-    lambda store: {"attention._weighted_sum": lambda weights, value: _flush(weights) @ value}, dtypes=_FLOAT16)
-_faulty_16_bits("subnormal_results_flushed", "structure: 16-bit stores flush to zero",
-    lambda store: forms.change_outputs(_flush), dtypes=_FLOAT16)
-_faulty_16_bits("parts_merged_by_a_growing_exponential",
-    "e^(L2 - L1) overflows where the second part is far above the first: vllm#39148's kind", _merged_by_growing)
-_faulty_16_bits("parts_merged_by_statistics_in_16_bits",
+_register_16_bit_fault("subnormal_inputs_flushed", "structure: 16-bit loads flush to zero",
+    lambda store: forms.change_inputs(lambda query, key, value: (_flush_subnormals(query), _flush_subnormals(key),
+        _flush_subnormals(value))),
+    dtypes=_FLOAT16_ONLY)
+_register_16_bit_fault("subnormal_weights_flushed", "structure: P V flushes small weights",
+    lambda store: {"attention._weighted_sum": lambda weights, value: _flush_subnormals(weights) @ value},
+        dtypes=_FLOAT16_ONLY)
+_register_16_bit_fault("subnormal_results_flushed", "structure: 16-bit stores flush to zero",
+    lambda store: forms.change_outputs(_flush_subnormals), dtypes=_FLOAT16_ONLY)
+_register_16_bit_fault("parts_merged_by_a_growing_exponential",
+    "e^(L2 - L1) overflows where the second part is far above the first: vllm#39148's kind",
+        _merge_by_growing_exponential)
+_register_16_bit_fault("parts_merged_by_statistics_in_16_bits",
     "log_sum_exp of each part is stored in 16 bits: flashinfer#3372's kind",
     lambda store: attend_in_parts(lambda logits: kernel.tile_slices(logits.shape[-1], 64) if logits.shape[
         -1] > 64 else [],
         lambda maxima, statistics: part_weights(maxima, store(statistics))))
-_faulty_wide_statistics("log_sum_exp_widened_too_late",
+_register_wide_statistics_fault("log_sum_exp_widened_too_late",
     "log_sum_exp is stored in 16 bits, and widened when it is returned: flashinfer#3372's kind",
     lambda store: forms.replace_softmax(lambda logits: (stages := backend.softmax(logits)) | {
         "log_sum_exp": store(stages["log_sum_exp"])}))
-_faulty_wide_statistics("log_sum_exp_of_exponentials_in_16_bits",
-    "structure: log_sum_exp is that of exponentials rounded to 16 bits for the values", _log_sum_exp_of_rounded)
-_faulty_16_bits("key_and_value_gradients_summed_in_16_bits", "running sums over queries: pytorch#133671's kind",
-    lambda store: {"_sum_over_queries": product_over_queries(tiled_product(_TERMS_PER_TILE, store))}, at="grad_key")
-_faulty_16_bits("query_gradient_summed_in_16_bits", "running sums over keys: metal-flash-attention#8's kind",
-    lambda store: {"attention_gradients._weighted_sum": tiled_product(_TERMS_PER_TILE, store)}, at="grad_query")
-_faulty_16_bits("row_sum_of_the_gradient_in_16_bits", "structure: Delta is added up in 16 bits",
-    lambda store: {"attention_gradients._row_sum": kernel.tiled_row_sum(_TERMS_PER_TILE, store)}, at="grad_query")
-_faulty_16_bits("row_sum_of_the_gradient_over_the_square_of_the_sum",
+_register_wide_statistics_fault("log_sum_exp_of_exponentials_in_16_bits",
+    "structure: log_sum_exp is that of exponentials rounded to 16 bits for the values",
+        _log_sum_exp_of_rounded_exponentials)
+_register_16_bit_fault("key_and_value_gradients_summed_in_16_bits", "running sums over queries: pytorch#133671's kind",
+    lambda store: {"_sum_over_queries": product_over_queries(tiled_product(_TERMS_PER_TILE, store))}, stage="grad_key")
+_register_16_bit_fault("query_gradient_summed_in_16_bits", "running sums over keys: metal-flash-attention#8's kind",
+    lambda store: {"attention_gradients._weighted_sum": tiled_product(_TERMS_PER_TILE, store)}, stage="grad_query")
+_register_16_bit_fault("row_sum_of_the_gradient_in_16_bits", "structure: Delta is added up in 16 bits",
+    lambda store: {"attention_gradients._row_sum": kernel.tiled_row_sum(_TERMS_PER_TILE, store)}, stage="grad_query")
+_register_16_bit_fault("row_sum_of_the_gradient_over_the_square_of_the_sum",
     "the gradient of e / l as -e / l^2, and l^2 overflows: jax 0.10.2's softmax in float16, jax#40409's kind",
-    lambda store: forms.replace_delta(_delta_over_the_square), at="grad_query", dtypes=_FLOAT16)
+    lambda store: forms.replace_gradient_row_sum(_row_sum_over_squared_denominator), stage="grad_query",
+        dtypes=_FLOAT16_ONLY)
 # Make p as e^s / e^L, which is 0 / 0 where every exponential of a row underflows.
-_faulty_16_bits("backward_weights_by_a_quotient_of_exponentials",
+_register_16_bit_fault("backward_weights_by_a_quotient_of_exponentials",
     "e^s / e^L is 0 / 0 where every log_sum_exp is below -88: trl#7181",
     lambda store: forms.replace_backward_weights(lambda call: np.where(np.isneginf(call.log_sum_exp), 0,
         np.exp(call.logits) / np.exp(call.log_sum_exp))),
-    at="grad_query", dtypes=("float32", *kernel.NARROW_DTYPES), diagnosis="fill-minus-infinity")
+    stage="grad_query", dtypes=("float32", *kernel.NARROW_DTYPES), diagnosis="fill-minus-infinity")
 for _name, _why, _steps, _rounding_model in (
-    ("tf32_products", "factors rounded to TF32, sums in float32", steps_with_product(rounded_product(tf32)),
+    ("tf32_products", "factors rounded to TF32, sums in float32", steps_with_product(rounded_product(round_to_tf32)),
      "tf32_products"),
     ("tf32_products_cut_off", "a unit that reads ten bits of the fraction, and cuts sums of four products off",
-        steps_with_product(rounded_product(kernel.truncated_tf32, _BY_FOUR)), "tf32_products"),
+        steps_with_product(rounded_product(kernel.truncate_to_tf32, _PRODUCT_BY_FOUR)), "tf32_products"),
     ("tf32_products_in_blocks_of_keys",
         "a fused kernel with factors cut off to TF32, sums of eight products cut off",
-        _fused_steps(rounded_product(kernel.truncated_tf32, _BY_EIGHT), 64), "tf32_products"),
+        _fused_kernel_steps(rounded_product(kernel.truncate_to_tf32, _PRODUCT_BY_EIGHT), 64), "tf32_products"),
     ("bfloat16_products", "factors rounded to bfloat16, sums in float32",
-        steps_with_product(rounded_product(bfloat16)), "bf16_products"),
+        steps_with_product(rounded_product(round_to_bfloat16)), "bf16_products"),
     ("bfloat16_products_cut_off", "factors cut off to bfloat16, sums of eight products cut off",
-        steps_with_product(rounded_product(kernel.truncated_bfloat16, _BY_EIGHT)), "bf16_products"),
+        steps_with_product(rounded_product(kernel.truncate_to_bfloat16, _PRODUCT_BY_EIGHT)), "bf16_products"),
     ("bfloat16_products_in_blocks_of_keys", "a fused kernel with factors rounded to bfloat16",
-        _fused_steps(rounded_product(bfloat16), 16), "bf16_products"),
+        _fused_kernel_steps(rounded_product(round_to_bfloat16), 16), "bf16_products"),
     ("bfloat16_products_in_three_passes",
         "each factor is the sum of two of bfloat16; the product of both lesser parts is left out",
-        steps_with_product(product_in_two_parts(bfloat16)), "bf16x3_products"),
+        steps_with_product(two_part_product(round_to_bfloat16)), "bf16x3_products"),
     ("bfloat16_products_in_three_passes_cut_off", "the same with factors and sums cut off",
-        _fused_steps(product_in_two_parts(kernel.truncated_bfloat16, _BY_FOUR), 16), "bf16x3_products"),
+        _fused_kernel_steps(two_part_product(kernel.truncate_to_bfloat16, _PRODUCT_BY_FOUR), 16), "bf16x3_products"),
 ):
-    control(None, _name, _why, _steps, dtypes=_SINGLE, classes={"float32": _rounding_model},
-        hidden=forms.UNSTORED_STAGES if "attention" in _steps else frozenset())  # the softmax runs over blocks
+    register_control(None, _name, _why, _steps, dtypes=_FLOAT32_ONLY, rounding_models={"float32": _rounding_model},
+        hidden_stages=forms.UNSTORED_STAGES if "attention" in _steps else frozenset())  # the softmax runs over blocks
 # Rows, laid out by hand: a product that is coarser than the class that it claims, and what it does instead.
 for _claimed, _name, _defect, _form, _product in (
     ("tf32_products", "bfloat16_products_for_tf32", "one pass of bfloat16 where TF32 is asked for",
-        steps_with_product, rounded_product(bfloat16)),
+        steps_with_product, rounded_product(round_to_bfloat16)),
     ("tf32_products", "bfloat16_weights_for_tf32", "P V alone is taken in bfloat16",
-        lambda product: {**steps_with_product(rounded_product(tf32)), "attention._weighted_sum": product},
-        rounded_product(bfloat16)),
+        lambda product: {**steps_with_product(rounded_product(round_to_tf32)), "attention._weighted_sum": product},
+        rounded_product(round_to_bfloat16)),
     ("tf32_products", "tf32_backward_sums_in_bfloat16", "running sums are kept in bfloat16 in the backward pass alone",
-        _only_backward_by, rounded_product(tf32, _sequential_matmul_in(bfloat16))),
+        _replace_backward_product, rounded_product(round_to_tf32, _sequential_product(round_to_bfloat16))),
     ("tf32_products", "tf32_sums_in_bfloat16", "running sums are kept in bfloat16",
-        steps_with_product, rounded_product(tf32, _sequential_matmul_in(bfloat16))),
+        steps_with_product, rounded_product(round_to_tf32, _sequential_product(round_to_bfloat16))),
     ("tf32_products", "float16_products_for_tf32",
         "TF32's bits with float16's range: above 65504 is infinity, small numbers lose bits",
-        steps_with_product, rounded_product(kernel.float16)),
+        steps_with_product, rounded_product(kernel.round_to_float16)),
     ("bf16_products", "bfloat16_sums_in_bfloat16", "running sums are kept in bfloat16, as its factors are",
-        steps_with_product, rounded_product(bfloat16, _sequential_matmul_in(bfloat16))),
+        steps_with_product, rounded_product(round_to_bfloat16, _sequential_product(round_to_bfloat16))),
     ("bf16_products", "float16_products_for_bfloat16", "more bits than bfloat16 has, and less range",
-        steps_with_product, rounded_product(kernel.float16)),
+        steps_with_product, rounded_product(kernel.round_to_float16)),
     ("bf16x3_products", "one_pass_of_bfloat16_for_three", "the lesser parts are forgotten",
-        steps_with_product, rounded_product(bfloat16)),
+        steps_with_product, rounded_product(round_to_bfloat16)),
     ("bf16x3_products", "two_passes_of_bfloat16_for_three", "the lesser part of one factor is forgotten",
-        steps_with_product, lambda left, right: product_in_two_parts(bfloat16)(bfloat16(left), right)),
+        steps_with_product, lambda left, right: two_part_product(round_to_bfloat16)(round_to_bfloat16(left), right)),
     ("bf16x3_products", "tf32_products_for_three_of_bfloat16", "one pass of TF32 for three of bfloat16",
-        steps_with_product, rounded_product(tf32)),
+        steps_with_product, rounded_product(round_to_tf32)),
 ):
-    mutant("products", _form, _name, _defect, _product, at="query", **_ROUNDED_SINGLE,
-        classes={"float32": _claimed})
+    register_fault("products", _form, _name, _defect, _product, stage="query", **_FLOAT32_ROUNDING_FIELDS,
+        rounding_models={"float32": _claimed})
 for _name, _defect, _step, _multiple, _store, _at in (
     ("tf32_scores_at_widths_of_8", "tensor cores take the product where the width is a multiple of 8: pytorch#161022",
-        "dot_scores._dot", 8, tf32, "raw_scores"),
+        "dot_scores._dot", 8, round_to_tf32, "raw_scores"),
     ("tf32_scores_at_widths_of_32", "the same where the width is a multiple of 32: triton#3498",
-        "dot_scores._dot", 32, tf32, "raw_scores"),
+        "dot_scores._dot", 32, round_to_tf32, "raw_scores"),
     ("bfloat16_scores_at_widths_of_16",
         "a matrix unit of bfloat16 where the width is a multiple of 16: openvino#31630's kind",
-        "dot_scores._dot", 16, bfloat16, "raw_scores"),
+        "dot_scores._dot", 16, round_to_bfloat16, "raw_scores"),
     ("tf32_values_at_widths_of_16", "P V in TF32 where the value's width is a multiple of 16: mlx#3860",
-        "attention._weighted_sum", 16, tf32, "context"),
+        "attention._weighted_sum", 16, round_to_tf32, "context"),
     ("bfloat16_values_at_widths_of_32",
         "P V in bfloat16 where the value's width is a multiple of 32: openvino#31630's kind",
-        "attention._weighted_sum", 32, bfloat16, "context"),
+        "attention._weighted_sum", 32, round_to_bfloat16, "context"),
     ("tf32_gradients_at_widths_of_8", "dk and dv in TF32 where the width is a multiple of 8: pytorch#161022",
-        "_sum_over_queries", 8, tf32, "grad_key"),
+        "_sum_over_queries", 8, round_to_tf32, "grad_key"),
 ):
-    mutant("chosen products", None, _name, _defect, _rounded_at_widths(_step, _multiple, _store), at=_at,
-        **_ROUNDED_SINGLE)
+    register_fault("chosen products", None, _name, _defect, _round_operands_at_widths(_step, _multiple, _store),
+        stage=_at,
+        **_FLOAT32_ROUNDING_FIELDS)
 for _format, _defect, _store in (
-    ("bfloat16", "L is rounded to 16 bits on its way to p = exp(s - L)", bfloat16),
-    ("float16", "L is kept in float16 between two passes", kernel.float16),
+    ("bfloat16", "L is rounded to 16 bits on its way to p = exp(s - L)", round_to_bfloat16),
+    ("float16", "L is kept in float16 between two passes", kernel.round_to_float16),
 ):
-    mutant("denominator", _from_log_sum_exp, f"log_sum_exp_stored_in_{_format}", _defect, _store, at="weights",
-    **ROUNDED, classes=_FROM_LOG_SUM_EXP)
-control(_from_log_sum_exp, "weights_from_log_sum_exp", "L is stored, then p = exp(s - L): nothing is divided",
-    store_exactly, classes=_FROM_LOG_SUM_EXP)
+    register_fault("denominator", _weights_from_log_sum_exp, f"log_sum_exp_stored_in_{_format}", _defect, _store,
+        stage="weights",
+    **ROUNDING_FIELDS, rounding_models=_LOG_SUM_EXP_ROUNDING_MODELS)
+register_control(_weights_from_log_sum_exp, "weights_from_log_sum_exp",
+    "L is stored, then p = exp(s - L): nothing is divided",
+    leave_unrounded, rounding_models=_LOG_SUM_EXP_ROUNDING_MODELS)
 # the output is added up in the arrays' own format
-control(_merge_tile_statistics, "weights_from_log_sum_exp_in_tiles_of_16",
+register_control(_merge_tile_statistics, "weights_from_log_sum_exp_in_tiles_of_16",
     "L in one pass over the keys, merged tile by tile, p = exp(s - L) in a second pass",
-    16, dtypes=WIDE_DTYPES, classes=_FROM_LOG_SUM_EXP)
-_faulty_scales("codes_read_in_the_other_format",
+    16, dtypes=WIDE_DTYPES, rounding_models=_LOG_SUM_EXP_ROUNDING_MODELS)
+_register_quantized_fault("codes_read_in_the_other_format",
     "the bits are read in the other format of 8 bits: jax#34375's kind",
-    lambda call: {"key": call["key"].view(_OTHER_FORMAT[call["key"].dtype.name])
-        if call["key"].dtype.name in _OTHER_FORMAT else call["key"] * 2})
-_faulty_scales("codes_read_as_fnuz", "AMD's form of e4m3, whose codes stand for half as much, is read for OCP's",
+    lambda call: {"key": call["key"].view(_OTHER_FLOAT8_FORMAT[call["key"].dtype.name])
+        if call["key"].dtype.name in _OTHER_FLOAT8_FORMAT else call["key"] * 2})
+_register_quantized_fault("codes_read_as_fnuz",
+    "AMD's form of e4m3, whose codes stand for half as much, is read for OCP's",
     lambda call: {name: call[name].view(ml_dtypes.float8_e4m3fnuz) for name in QUERY_KEY_VALUE
         if call[name].dtype.name == "float8_e4m3fn"}, diagnosis="float8-read-as-fnuz")
-_faulty_scales("nibbles_read_in_the_other_order", "the first code is read from the other half of each byte",
+_register_quantized_fault("nibbles_read_in_the_other_order", "the first code is read from the other half of each byte",
     lambda call: {"packing": "low_first" if call.get("packing") == "high_first" else "high_first"}
-        if _has_four_bit_codes(call, "int4", "uint4", "mxfp4", "nvfp4") else {}, diagnosis="nibbles-swapped")
-_faulty_scales("unsigned_codes_read_with_a_sign", "four bits are sign-extended",
-    lambda call: {"stored_as": "int4"} if _has_four_bit_codes(call, "uint4") else {}, diagnosis="four-bits-with-a-sign")
-_faulty_scales("signed_codes_read_without_a_sign", "four bits are masked, and not sign-extended",
-    lambda call: {"stored_as": "uint4"} if _has_four_bit_codes(call, "int4") else {},
+        if _is_stored_as(call, "int4", "uint4", "mxfp4", "nvfp4") else {}, diagnosis="nibbles-swapped")
+_register_quantized_fault("unsigned_codes_read_with_a_sign", "four bits are sign-extended",
+    lambda call: {"stored_as": "int4"} if _is_stored_as(call, "uint4") else {}, diagnosis="four-bits-with-a-sign")
+_register_quantized_fault("signed_codes_read_without_a_sign", "four bits are masked, and not sign-extended",
+    lambda call: {"stored_as": "uint4"} if _is_stored_as(call, "int4") else {},
     diagnosis="four-bits-without-a-sign")
-_faulty_scales("swizzled_scales_read_in_rows", "the layout of the scales is not looked at", _swizzle_ignored,
+_register_quantized_fault("swizzled_scales_read_in_rows", "the layout of the scales is not looked at",
+    _ignore_scale_swizzle,
     diagnosis="swizzled-scales-in-rows")
-_faulty_scales("small_codes_flushed_to_zero", "codes below the least normal number are flushed to zero",
+_register_quantized_fault("small_codes_flushed_to_zero", "codes below the least normal number are flushed to zero",
     lambda call: {"key": np.where(np.abs(call["key"].astype(np.float64)) < float(ml_dtypes.finfo(
         call["key"].dtype).smallest_normal), np.zeros_like(call["key"]), call["key"])})
-_faulty_scales("zero_points_off_by_one", "the zero point is stored less 1, and read as it is: GPTQ's checkpoints",
+_register_quantized_fault("zero_points_off_by_one",
+    "the zero point is stored less 1, and read as it is: GPTQ's checkpoints",
     lambda call: {"key_zero": call["key_zero"] + 1} if call.get("key_zero") is not None else {},
     diagnosis="key-zero-points-one-too-large")
-_faulty_scales("powers_of_two_read_as_e4m3", "scales of MX blocks are read as those of NVFP4",
+_register_quantized_fault("powers_of_two_read_as_e4m3", "scales of MX blocks are read as those of NVFP4",
     lambda call: _reinterpret_block_scales(call, "float8_e8m0fnu", ml_dtypes.float8_e4m3fn),
     diagnosis="key-block-scales-in-other-format")
-_faulty_scales("e4m3_read_as_powers_of_two", "scales of NVFP4 blocks are read as those of MX",
+_register_quantized_fault("e4m3_read_as_powers_of_two", "scales of NVFP4 blocks are read as those of MX",
     lambda call: _reinterpret_block_scales(call, "float8_e4m3fn", ml_dtypes.float8_e8m0fnu),
     diagnosis="key-block-scales-in-other-format")
-_faulty_scales("floats_of_4_bits_read_as_whole_numbers", "codes of FP4 meet the table of int4",
-    lambda call: {"stored_as": "int4"} if _has_four_bit_codes(call, "mxfp4", "nvfp4") else {},
+_register_quantized_fault("floats_of_4_bits_read_as_whole_numbers", "codes of FP4 meet the table of int4",
+    lambda call: {"stored_as": "int4"} if _is_stored_as(call, "mxfp4", "nvfp4") else {},
     diagnosis="four-bits-as-whole-numbers")
-for _fault in forms.reading_faults(
+for _fault in forms.faults_from_readings(
     ("8 bits", "value-scale-twice", "the output is off by a scale: flashinfer#4979"),
     ("8 bits", "key-scale-twice", "the scale is applied by two layers"),
     ("8 bits", "key-scale-divided", "descale passed for scale"),
@@ -485,5 +524,5 @@ for _fault in forms.reading_faults(
     ("8 bits", "value-scale-ignored", "the scale of the values is not applied by the path that masks",
         "values_unscaled_behind_a_mask", forms.has_any_of("mask", "key_lengths")),
 ):
-    mutant(**_fault)
+    register_fault(**_fault)
 # fmt: on

@@ -27,9 +27,9 @@ from attncheck.common.errors import ExitCode, UsageError
 from attncheck.common.processors import available_processors
 from attncheck.diagnosis.case_evidence import Evidence
 from attncheck.execution.call import end_with_parent
-from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, MUTANTS, SUBJECTS
+from attncheck.mutation.catalogue import CONTROLS, EQUIVALENTS, MUTANTS, SUBJECTS_BY_NAME
 from attncheck.mutation.judgement import (
-    MAX_WRONGLY_NAMED,
+    MAX_WRONGLY_NAMED_SHARE,
     NOT_NAMED,
     NUMERIC_TIERS,
     REFERENCE_CLASSES,
@@ -38,10 +38,10 @@ from attncheck.mutation.judgement import (
     WRONGLY,
     VariantRow,
     diagnoses_by_subject,
-    naming_result,
+    judge_diagnosis,
 )
 from attncheck.mutation.mutant import WIDE_DTYPES, Control, Mutant, Subject
-from attncheck.mutation.unit import MAX_SCORES_FOR_ALL, Unit, UnitScorer
+from attncheck.mutation.unit import MAX_SCORES_FOR_ALL_FAULTS, SeededUnit, UnitScorer
 from attncheck.reading.case import Case
 from attncheck.reading.selection import CaseSelection
 from attncheck.reports.frames import to_records
@@ -54,43 +54,44 @@ from attncheck.spec import STAGES
 SEED_STEP = 1_000_003
 """The distance of fresh seeds, odd and so large that no case's k-th seed is the first seed of another case."""
 
-BLOCKS = 2
+HAND_WRITTEN_SWEEPS = 2
 """Sweeps among which right variants and faults by hand are divided: each computes exact answers and readings again."""
-FAULTS_OF_A_SWEEP = 48
+GENERATED_FAULTS_PER_SWEEP = 48
 """Faults derived from the specification that share the cases of one sweep."""
-RIGHT_CASES = 40
+CASES_PER_RIGHT_VARIANT = 40
 """Cases that run on a right variant, in addition to the first ones that distinguish it from the reference."""
-IN_ONE_TURN = 8
+RIGHT_VARIANTS_SHARING_CASES = 8
 """Right variants, neighbours in the catalogue, that share their cases: the exact answers cost most."""
 
 
 class StopRule(NamedTuple):
     """The numbers of cases after which a subject is settled, in a dtype and a seed.
 
-    ``small`` or ``large`` cases have to catch a fault, and ``names`` cases to give evidence of its diagnosis;
-    ``differing`` cases have to distinguish a right variant from the reference.
+    ``small_catches`` small or ``large_catches`` large cases have to catch a fault, and ``diagnosis_cases`` have to give
+    evidence of its diagnosis; ``differing_cases`` have to distinguish a right variant from the reference.
     """
 
-    small: int
-    large: int
-    names: int
-    differing: int
+    small_catches: int
+    large_catches: int
+    diagnosis_cases: int
+    differing_cases: int
 
 
-BY_HAND, GENERATED = StopRule(4, 2, 12, 6), StopRule(1, 1, 0, 0)
+HAND_WRITTEN_STOP_RULE, GENERATED_STOP_RULE = StopRule(4, 2, 12, 6), StopRule(1, 1, 0, 0)
 
 
 @dataclass(frozen=True)
 class Sweep:
     """Units in their order and, by name, the subjects on which they run until these are settled.
 
-    If it is ``exhaustive``, small cases run on all subjects. One in ``share`` cases runs on a settled right variant.
+    If it is ``exhaustive``, small cases run on all subjects. One in ``case_interval`` cases runs on a settled right
+    variant.
     """
 
-    units: tuple[Unit, ...]
+    units: tuple[SeededUnit, ...]
     subjects: tuple[str, ...]
     stop_rule: StopRule
-    share: int = 1
+    case_interval: int = 1
     exhaustive: bool = False
 
 
@@ -100,71 +101,75 @@ class SweepResult:
 
     evaluations: list[VariantRow] = field(default_factory=list)
     evidence: dict[str, dict[tuple[str, str, int], Evidence]] = field(default_factory=lambda: defaultdict(dict))
-    counts: Counter[tuple[str, str, int | None]] = field(default_factory=Counter)
-    spared: set[tuple[str, str]] = field(default_factory=set)
+    evaluation_counts: Counter[tuple[str, str, int | None]] = field(default_factory=Counter)
+    skipped_faults: set[tuple[str, str]] = field(default_factory=set)
 
 
-def run_sweep(sweep: Sweep, subjects: Mapping[str, Subject] = SUBJECTS) -> SweepResult:
+def run_sweep(sweep: Sweep, subjects: Mapping[str, Subject] = SUBJECTS_BY_NAME) -> SweepResult:
     """Run the units of a sweep on its subjects."""
     swept = SweepResult()
     chosen = [subjects[name] for name in sweep.subjects]
     for unit in sweep.units:
-        of_dtype = [subject for subject in chosen if unit.dtype in subject.dtypes and subject.is_shown_by(unit.case)]
-        asked = [subject for subject in of_dtype if _should_run(subject, unit, sweep, swept)]
+        of_dtype = [
+            subject for subject in chosen if unit.dtype in subject.dtypes and subject.can_be_shown_by(unit.case)
+        ]
+        asked = [subject for subject in of_dtype if _should_run_unit(subject, unit, sweep, swept)]
         mutants = {subject.name for subject in of_dtype if isinstance(subject, Mutant)}
-        swept.spared |= {(name, unit.dtype) for name in mutants.difference(subject.name for subject in asked)}
+        swept.skipped_faults |= {(name, unit.dtype) for name in mutants.difference(subject.name for subject in asked)}
         if asked:
             _run_unit(UnitScorer(unit), asked, sweep, swept)
     return swept
 
 
-def _run_unit(scorer: UnitScorer, asked: Sequence[Subject], sweep: Sweep, swept: SweepResult) -> None:
+def _run_unit(scorer: UnitScorer, subjects: Sequence[Subject], sweep: Sweep, result: SweepResult) -> None:
     """Run a unit on subjects, and collect evidence on the subjects that fail by their numbers."""
     unit, failing = scorer.unit, []
-    for subject in asked:
-        findings = scorer.findings(subject)
+    for subject in subjects:
+        findings = scorer.judge_subject(subject)
         if findings is None:
             continue
-        of_unit = unit.case.id, unit.dtype, unit.seed, unit.case.random is not None, unit.is_for_all
-        evaluation = VariantRow.of(subject.name, of_unit, findings)
-        swept.evaluations.append(evaluation)
-        swept.counts[subject.name, unit.dtype, None if evaluation.stage is None else unit.seed] += 1
+        of_unit = unit.case.id, unit.dtype, unit.seed, unit.case.random is not None, unit.runs_on_all_faults
+        evaluation = VariantRow.from_results(subject.name, of_unit, findings)
+        result.evaluations.append(evaluation)
+        result.evaluation_counts[subject.name, unit.dtype, None if evaluation.stage is None else unit.seed] += 1
         if any(finding.tier in NUMERIC_TIERS for finding in findings):
             failing.append(subject)
-    for subject in failing if unit.is_for_all and unit.serves_naming else ():
-        if len(swept.evidence.get(subject.name, ())) < sweep.stop_rule.names:
-            evidence = scorer.evidence(subject)
+    for subject in failing if unit.runs_on_all_faults and unit.gives_diagnosis_evidence else ():
+        if len(result.evidence.get(subject.name, ())) < sweep.stop_rule.diagnosis_cases:
+            evidence = scorer.diagnosis_evidence(subject)
             if evidence is not None:
-                swept.evidence[subject.name][unit.case.id, unit.dtype, unit.seed] = evidence
+                result.evidence[subject.name][unit.case.id, unit.dtype, unit.seed] = evidence
 
 
-def _should_run(subject: Subject, unit: Unit, sweep: Sweep, swept: SweepResult) -> bool:
+def _should_run_unit(subject: Subject, unit: SeededUnit, sweep: Sweep, result: SweepResult) -> bool:
     """Return whether a unit runs on a subject: on faults until enough cases catch and name them.
 
     Right variants run on a share of the cases, and on the first ones that distinguish them from the reference.
     """
     stop_rule = sweep.stop_rule
     if not isinstance(subject, Mutant):
-        is_new = swept.counts[subject.name, unit.dtype, None] < stop_rule.differing
+        is_new = result.evaluation_counts[subject.name, unit.dtype, None] < stop_rule.differing_cases
         if is_new or sweep.exhaustive:
             return True
         # The share of a subject is that of its neighbours, and the same in every run.
-        first = sweep.subjects[sweep.subjects.index(subject.name) // IN_ONE_TURN * IN_ONE_TURN]
-        return crc32(f"{first} {unit.case.id} {unit.dtype} {unit.seed}".encode()) % sweep.share == 0
-    caught = swept.counts[subject.name, unit.dtype, unit.seed]
-    if caught < (stop_rule.small if unit.is_for_all else stop_rule.large):
+        first = sweep.subjects[
+            sweep.subjects.index(subject.name) // RIGHT_VARIANTS_SHARING_CASES * RIGHT_VARIANTS_SHARING_CASES
+        ]
+        return crc32(f"{first} {unit.case.id} {unit.dtype} {unit.seed}".encode()) % sweep.case_interval == 0
+    caught = result.evaluation_counts[subject.name, unit.dtype, unit.seed]
+    if caught < (stop_rule.small_catches if unit.runs_on_all_faults else stop_rule.large_catches):
         return True
-    is_named = len(swept.evidence.get(subject.name, ())) >= stop_rule.names
-    return unit.is_for_all and (sweep.exhaustive or (unit.serves_naming and not is_named))
+    is_named = len(result.evidence.get(subject.name, ())) >= stop_rule.diagnosis_cases
+    return unit.runs_on_all_faults and (sweep.exhaustive or (unit.gives_diagnosis_evidence and not is_named))
 
 
-_THREADS = "OPENBLAS_NUM_THREADS"
+_THREADS_VARIABLE = "OPENBLAS_NUM_THREADS"
 
 
 @contextmanager
 def process_pool(count: int) -> Iterator[Executor]:
     """Yield a pool of processes that run cases on subjects of the catalogue."""
-    os.environ.setdefault(_THREADS, "1")  # each process has a core, and its products are small
+    os.environ.setdefault(_THREADS_VARIABLE, "1")  # each process has a core, and its products are small
     with ProcessPoolExecutor(count, get_context("spawn"), end_with_parent) as pool:
         yield pool
 
@@ -184,22 +189,24 @@ def run_mutants(
     run cases on subjects of the catalogue, with the same result.
     """
     units = [
-        Unit(redraw_case(case, seed), dtype, seed)
+        SeededUnit(redraw_case(case, seed), dtype, seed)
         for case in cases
         for seed in (seeds if case.random is not None else seeds[:1])
         for dtype in case.dtypes
         if dtype in REFERENCE_CLASSES
     ]
-    units.sort(key=lambda unit: max(unit.scores, MAX_SCORES_FOR_ALL))  # small cases first, then large ones by size
-    share = 1 if exhaustive else max(1, len({(unit.case.id, unit.seed) for unit in units}) // RIGHT_CASES)
-    common = Sweep(tuple(units), (), BY_HAND, share, exhaustive)
-    sweeps = list(_sweeps(common, subjects))
+    units.sort(
+        key=lambda unit: max(unit.score_count, MAX_SCORES_FOR_ALL_FAULTS)
+    )  # small cases first, then large ones by size
+    share = 1 if exhaustive else max(1, len({(unit.case.id, unit.seed) for unit in units}) // CASES_PER_RIGHT_VARIANT)
+    common = Sweep(tuple(units), (), HAND_WRITTEN_STOP_RULE, share, exhaustive)
+    sweeps = list(_plan_sweeps(common, subjects))
     known = {subject.name: subject for subject in subjects}
     swept = map(partial(run_sweep, subjects=known), sweeps) if pool is None else pool.map(run_sweep, sweeps)
-    return summarise(list(swept), subjects, seeds, exhaustive=exhaustive)
+    return summarise_sweeps(list(swept), subjects, seeds, exhaustive=exhaustive)
 
 
-def _sweeps(common: Sweep, subjects: Sequence[Subject]) -> Iterator[Sweep]:
+def _plan_sweeps(template: Sweep, subjects: Sequence[Subject]) -> Iterator[Sweep]:
     """Yield right variants with faults by hand, in blocks: neighbours return the same numbers more often.
 
     Then come the faults of each operation with its units, the smallest first.
@@ -208,25 +215,30 @@ def _sweeps(common: Sweep, subjects: Sequence[Subject]) -> Iterator[Sweep]:
     for subject in subjects:
         if not isinstance(subject, Mutant):
             right.append(subject.name)
-        elif subject.of is None or subject.is_met:
+        elif subject.operation_and_argument is None or subject.occurred_in_practice:
             by_hand.append(subject.name)
         else:
-            of_operation[subject.of[0]].append(subject.name)
-    blocks = zip_longest(*(_blocks(names, -(-len(names) // BLOCKS) or 1) for names in (right, by_hand)), fillvalue=())
-    yield from (replace(common, subjects=(*others, *faults)) for others, faults in blocks)
+            of_operation[subject.operation_and_argument[0]].append(subject.name)
+    blocks = zip_longest(
+        *(_split_into_blocks(names, -(-len(names) // HAND_WRITTEN_SWEEPS) or 1) for names in (right, by_hand)),
+        fillvalue=(),
+    )
+    yield from (replace(template, subjects=(*others, *faults)) for others, faults in blocks)
     for operation, names in of_operation.items():
         units = sorted(
-            (unit for unit in common.units if unit.case.operation == operation), key=lambda unit: unit.scores
+            (unit for unit in template.units if unit.case.operation == operation), key=lambda unit: unit.score_count
         )
-        generated = replace(common, units=tuple(units), stop_rule=GENERATED)
-        yield from (replace(generated, subjects=block) for block in _blocks(names, FAULTS_OF_A_SWEEP))
+        generated = replace(template, units=tuple(units), stop_rule=GENERATED_STOP_RULE)
+        yield from (
+            replace(generated, subjects=block) for block in _split_into_blocks(names, GENERATED_FAULTS_PER_SWEEP)
+        )
 
 
-def _blocks(names: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
+def _split_into_blocks(names: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
     return (tuple(names[start : start + size]) for start in range(0, len(names), size))
 
 
-def subjects_of(topics: Collection[str]) -> tuple[Subject, ...]:
+def subjects_with_topics(topics: Collection[str]) -> tuple[Subject, ...]:
     """Return the faults of these topics, or of all, with every control and every equivalent variant.
 
     Raises ``UsageError`` for a topic that does not exist.
@@ -236,7 +248,7 @@ def subjects_of(topics: Collection[str]) -> tuple[Subject, ...]:
     if unknown:
         raise UsageError(f"no fault has the topic {unknown[0]!r}; expected {', '.join(sorted(known))}")
     faults = [mutant for mutant in MUTANTS if not topics or mutant.topic in topics]
-    return (*faults, *CONTROLS, *EQUIVALENT)
+    return (*faults, *CONTROLS, *EQUIVALENTS)
 
 
 def redraw_case(case: Case, seed: int) -> Case:
@@ -276,7 +288,7 @@ class MutationFrames:
         return self.subjects[self.subjects["kind"] == "mutant"]
 
     @property
-    def others(self) -> pd.DataFrame:
+    def right_variants(self) -> pd.DataFrame:
         """The rows of controls and equivalent variants."""
         return self.subjects[self.subjects["kind"] != "mutant"]
 
@@ -288,7 +300,7 @@ class MutationFrames:
     @property
     def flagged(self) -> pd.DataFrame:
         """The controls and equivalent variants that any seed flags."""
-        return self.others[self.others["caught_in"] > 0]
+        return self.right_variants[self.right_variants["caught_in"] > 0]
 
     @property
     def caught_once(self) -> pd.DataFrame:
@@ -303,12 +315,12 @@ class MutationFrames:
         return self.faults[self.faults["how_named"].eq(WRONGLY)].drop_duplicates("subject")
 
     @property
-    def names_well(self) -> bool:
+    def meets_naming_limit(self) -> bool:
         """True if the share of wrongly named faults is at most ``MAX_WRONGLY_NAMED``."""
-        counts = self.naming()
-        return counts[WRONGLY] <= MAX_WRONGLY_NAMED * sum(counts.values())
+        counts = self.count_naming_results()
+        return counts[WRONGLY] <= MAX_WRONGLY_NAMED_SHARE * sum(counts.values())
 
-    def naming(self) -> dict[str, int]:
+    def count_naming_results(self) -> dict[str, int]:
         """Count faults by how they are named."""
         names = self.faults.drop_duplicates("subject")["how_named"]
         return {how: int(names.eq(how).sum()) for how in (RIGHTLY, WRONGLY, NOT_NAMED)}
@@ -324,14 +336,14 @@ VariantRows: TypeAlias = Mapping[tuple[str, str], Sequence[VariantRow]]
 """By the name of a subject, and the dtype."""
 
 
-def summarise(
-    swept: Sequence[SweepResult], subjects: Sequence[Subject], seeds: Sequence[int], *, exhaustive: bool = True
+def summarise_sweeps(
+    results: Sequence[SweepResult], subjects: Sequence[Subject], seeds: Sequence[int], *, exhaustive: bool = True
 ) -> MutationFrames:
     """Sum up the evaluations, the faults' names and the faults that skipped cases."""
-    names = {name: said for result in swept for name, said in diagnoses_by_subject(result.evidence).items()}
-    spared = {pair for result in swept for pair in result.spared}
+    names = {name: said for result in results for name, said in diagnoses_by_subject(result.evidence).items()}
+    spared = {pair for result in results for pair in result.skipped_faults}
     evaluations: dict[tuple[str, str], list[VariantRow]] = defaultdict(list)
-    for evaluation in (evaluation for result in swept for evaluation in result.evaluations):
+    for evaluation in (evaluation for result in results for evaluation in result.evaluations):
         evaluations[evaluation.subject, evaluation.dtype].append(evaluation)
     dtypes = sorted({dtype for _, dtype in evaluations})
     rows = [
@@ -391,7 +403,7 @@ def _subject_row(
         "largest_ratio": max(ratios, default=math.nan),
         **{rule: any(rule in evaluation.rejects for evaluation in evaluations) for rule in RULES},
         "named": ", ".join(said),
-        "how_named": "" if isinstance(subject, Mutant) and subject.is_generated else naming_result(subject, said),
+        "how_named": "" if isinstance(subject, Mutant) and subject.is_generated else judge_diagnosis(subject, said),
         "description": subject.description,
     }
 
@@ -419,7 +431,7 @@ def _rule_frame(evaluations: VariantRows, subjects: Sequence[Subject], dtypes: S
     return pd.DataFrame(rows, columns=["dtype", "rule", "mutants", "mutants_caught", "controls", "controls_rejected"])
 
 
-_RULES = {
+_RULE_TITLES = {
     "attncheck": "attncheck",
     "allclose": "numpy.allclose",
     "assert_close": "torch.testing.assert_close",
@@ -427,7 +439,7 @@ _RULES = {
 }
 
 
-_SPARED = (
+_SKIPPED_CASES_NOTE = (
     "Each fault was put to cases until enough of them caught and named it, which a + behind their number marks; each "
     "right variant was put to a share of the cases. With --all-cases every small case is put to all of them, and other "
     "tolerances are tried."
@@ -447,22 +459,22 @@ def run(
 
     Also returns the exit code. Raises ``UsageError`` for a topic that does not exist.
     """
-    subjects = subjects_of(topics)
+    subjects = subjects_with_topics(topics)
     with process_pool(processes or available_processors()) as pool:
         frames = run_mutants(selection.cases, seeds, pool=pool, subjects=subjects, exhaustive=exhaustive)
-    is_good = frames.survivors.empty and frames.flagged.empty and frames.names_well
+    is_good = frames.survivors.empty and frames.flagged.empty and frames.meets_naming_limit
     code = ExitCode.BAD_INPUT if selection.faults else ExitCode.AGREE if is_good else ExitCode.DISAGREE
     if as_json:
         return code, mutants_document(frames, code, list(map(str, selection.faults)))
-    print_mutation(frames)
+    print_mutation_score(frames)
     return code, None
 
 
-def print_mutation(frames: MutationFrames) -> None:
+def print_mutation_score(frames: MutationFrames) -> None:
     """Print every fault with the cases that catch it, the survivors, false alarms, the score, and other rules."""
     console = plain_console()
     console.print(_faults_table(frames.faults))
-    for line in _wrong_lines(frames):
+    for line in _lines_of_wrong_results(frames):
         console.print(line, style="red", soft_wrap=True)
     for row in to_records(frames.caught_once):
         console.print(f"caught by one case alone: {row['subject']}, by {row['case']}", soft_wrap=True)
@@ -472,13 +484,15 @@ def print_mutation(frames: MutationFrames) -> None:
         line = f"wrongly named: {row['subject']} is said to be {row['named']}: {row['description']}"
         console.print(line, style="red", soft_wrap=True)
     console.print(_score_line(frames), style="bold", soft_wrap=True)
-    named = "Faults named rightly {rightly}, wrongly {wrongly}, not named {not}.".format(**frames.naming())
+    named = "Faults named rightly {rightly}, wrongly {wrongly}, not named {not}.".format(
+        **frames.count_naming_results()
+    )
     console.print(named, style="bold", soft_wrap=True)
     if not frames.exhaustive:
-        console.print(_SPARED, soft_wrap=True)
+        console.print(_SKIPPED_CASES_NOTE, soft_wrap=True)
 
 
-def _wrong_lines(frames: MutationFrames) -> Iterator[str]:
+def _lines_of_wrong_results(frames: MutationFrames) -> Iterator[str]:
     """Yield a line for each fault that survives, and for each right variant that is flagged."""
     for row in to_records(frames.survivors):
         reached = "no case reaches it" if not row["reached_by"] else f"largest error/bound {row['largest_ratio']:.3g}"
@@ -497,7 +511,7 @@ def _score_line(frames: MutationFrames) -> str:
     return (
         f"Mutation score {frames.score:.1%}: {frames.faults['subject'].nunique()} faults, "
         f"{frames.survivors['subject'].nunique()} survive, {len(frames.caught_once)} are caught by one case alone; "
-        f"{frames.others['subject'].nunique()} controls and equivalent variants, "
+        f"{frames.right_variants['subject'].nunique()} controls and equivalent variants, "
         f"{frames.flagged['subject'].nunique()} flagged."
     )
 
@@ -508,9 +522,9 @@ def mutants_document(frames: MutationFrames, code: ExitCode, notes: Sequence[str
     tables: dict[str, Any] = {name: to_json_rows(getattr(frames, name)) for name in names}
     return MutantsDocument(
         **opening_fields("mutants", code, _score_line(frames)),
-        notes=[*notes, *([] if frames.exhaustive else [_SPARED])],
+        notes=[*notes, *([] if frames.exhaustive else [_SKIPPED_CASES_NOTE])],
         score=frames.score,
-        naming=frames.naming(),
+        naming=frames.count_naming_results(),
         **tables,
     )
 
@@ -522,21 +536,21 @@ def _faults_table(faults: pd.DataFrame) -> Table:
         count = f"{row['caught_by']}{'+' if row['spared'] else ''}"  # others were not put to it
         before, behind = ("subject", "topic", "dtype"), ("tiers", "stages", "first_case")
         rows.append((*(row[cell] for cell in before), count, *(row[cell] for cell in behind), row["named"] or "-"))
-    return _table(headings, rows, numbers=headings[3:4])
+    return _make_table(headings, rows, numbers=headings[3:4])
 
 
 def _rules_table(rules: pd.DataFrame) -> Table:
     counts = ("mutants", "mutants_caught", "controls", "controls_rejected")
     headings = ("dtype", "rule", "faults", "caught", "right results", "wrongly rejected")
     rows = [
-        (row["dtype"], _RULES.get(row["rule"], row["rule"]), *(str(row[name]) for name in counts))
+        (row["dtype"], _RULE_TITLES.get(row["rule"], row["rule"]), *(str(row[name]) for name in counts))
         for row in to_records(rules)
     ]
     title = "The same results under other rules, faults on the cases that all of them are put to"
-    return _table(headings, rows, numbers=headings[2:], title=title)
+    return _make_table(headings, rows, numbers=headings[2:], title=title)
 
 
-def _table(
+def _make_table(
     headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str], title: str | None = None
 ) -> Table:
     table = Table(box=None, pad_edge=False, title=title, title_justify="left")

@@ -21,33 +21,33 @@ from attncheck.mutation import forms, kernel
 from attncheck.mutation.kernel import Array
 from attncheck.mutation.mutant import (
     ALL_BUT_BFLOAT16,
-    KERNEL_DTYPES,
-    ROUNDED,
+    FAST_PATH_DTYPES,
+    ROUNDING_FIELDS,
     WIDE_DTYPES,
-    Steps,
-    equivalent,
-    mutant,
+    StepReplacements,
     numpy_with,
     rebind_globals,
+    register_equivalent,
+    register_fault,
 )
 from attncheck.reading.problem import Problem
 from attncheck.spec import LOGITS, OPERATIONS_BY_SCORE, STAGES
 
-_faulty_scale = partial(mutant, "scale", at="scores")
-_faulty_scores = partial(mutant, "scores", at="raw_scores")
+_register_scale_fault = partial(register_fault, "scale", stage="scores")
+_register_score_fault = partial(register_fault, "scores", stage="raw_scores")
 
 
-def _change_factor(change: Callable[[float], float]) -> Steps:
+def _change_scale(change: Callable[[float], float]) -> StepReplacements:
     """Change the factor, default or explicit."""
     return {"_scale_of": lambda query, scale: change(backend._scale_of(query, scale))}
 
 
-def _default_scale(default: Callable[[Array], float]) -> Steps:
+def _replace_default_scale(default: Callable[[Array], float]) -> StepReplacements:
     """Change only the default."""
     return {"_scale_of": lambda query, scale: default(query) if scale is None else scale}
 
 
-_faulty_rotary = partial(mutant, "rotary", at="rotated_query")
+_register_rotary_fault = partial(register_fault, "rotary", stage="rotated_query")
 
 
 def _has_default_scale(problem: Problem) -> bool:
@@ -55,22 +55,25 @@ def _has_default_scale(problem: Problem) -> bool:
     return problem.options.get("scale") is None and "head_scale" not in problem.inputs
 
 
-_faulty_other_scores = partial(mutant, "other scores", at="scores")
+_register_other_score_fault = partial(register_fault, "other scores", stage="scores")
 
 
-def _replace_numpy_function(function: str, name: str) -> Callable[[Callable[[Array], Array]], Steps]:
+def _replace_numpy_function(function: str, name: str) -> Callable[[Callable[[Array], Array]], StepReplacements]:
     """Return the form in which a function of the backend uses another one of a name than NumPy's."""
     return lambda change: {f"{function}.np": numpy_with(**{name: change})}
 
 
-_activation, _tanh = _replace_numpy_function("additive_scores", "tanh"), _replace_numpy_function("_cap", "tanh")
-_exponential = _replace_numpy_function("_softmax_with_sinks", "exp")
+_replace_activation, _replace_softcap_tanh = (
+    _replace_numpy_function("additive_scores", "tanh"),
+    _replace_numpy_function("_cap", "tanh"),
+)
+_replace_exponential = _replace_numpy_function("_softmax_with_sinks", "exp")
 
 
-def _change_hidden(hidden: Callable[[Array, Array, Array | float], Array]) -> Steps:
+def _replace_hidden_layer(hidden: Callable[[Array, Array, Array | float], Array]) -> StepReplacements:
     """Replace the hidden layer by ``hidden(query_part, key_part, bias)``."""
 
-    def score(
+    def additive_scores(
         query: Array, key: Array, query_weight: Array, key_weight: Array, score_vector: Array, *, score_bias: Any = None
     ) -> Stages:
         query_part = (query @ query_weight)[..., :, np.newaxis, :]  # (B, H, Lq, 1, A)
@@ -78,10 +81,10 @@ def _change_hidden(hidden: Callable[[Array, Array, Array | float], Array]) -> St
         bias = np.zeros((), query_part.dtype) if score_bias is None else score_bias
         return {"scores": hidden(query_part, key_part, bias) @ score_vector}
 
-    return {"additive_scores": score}
+    return {"additive_scores": additive_scores}
 
 
-@_faulty_other_scores("additive_scores", defect="v (tanh(q + k) + b) for v tanh(q + k + b)")
+@_register_other_score_fault("additive_scores", defect="v (tanh(q + k) + b) for v tanh(q + k + b)")
 def additive_bias_after_tanh(
     query: Array, key: Array, query_weight: Array, key_weight: Array, score_vector: Array, *, score_bias: Any = None
 ) -> Stages:
@@ -89,20 +92,20 @@ def additive_bias_after_tanh(
     return stages if score_bias is None else {"scores": stages["scores"] + score_bias @ score_vector}
 
 
-def _replace_lengths(norm: Callable[..., Array]) -> Steps:
+def _replace_vector_lengths(norm: Callable[..., Array]) -> StepReplacements:
     """Replace the lengths by which vectors are divided."""
     return {"cosine_scores.np": numpy_with(linalg=SimpleNamespace(norm=norm))}
 
 
-def _change_lengths(change: Callable[[Array], Array]) -> Steps:
+def _change_vector_lengths(change: Callable[[Array], Array]) -> StepReplacements:
     """Change the lengths by which vectors are divided."""
-    return _replace_lengths(lambda vectors, **axes: change(np.asarray(np.linalg.norm(vectors, **axes))))
+    return _replace_vector_lengths(lambda vectors, **axes: change(np.asarray(np.linalg.norm(vectors, **axes))))
 
 
-def _divide_one_operand(is_divided: Callable[[str], bool]) -> Steps:
+def _divide_one_operand(is_divided: Callable[[str], bool]) -> StepReplacements:
     """Divide only one of the two by their lengths: ``is_divided`` of its name, ``query`` or ``key``."""
 
-    def score(query: Array, key: Array, *, scale: float | None = None) -> Stages:
+    def cosine_scores(query: Array, key: Array, *, scale: float | None = None) -> Stages:
         names = iter(("query", "key"))  # In the order in which the backend takes their lengths.
 
         def norm(vectors: Array, **axes: Any) -> Array:
@@ -114,15 +117,15 @@ def _divide_one_operand(is_divided: Callable[[str], bool]) -> Steps:
         stages: Stages = as_they_are(query, key, scale=scale)
         return stages
 
-    return {"cosine_scores": score}
+    return {"cosine_scores": cosine_scores}
 
 
-_faulty_by_score = partial(mutant, "attention by score", at="scores")
+_register_attention_by_score_fault = partial(register_fault, "attention by score", stage="scores")
 
 
-@_faulty_by_score(
+@_register_attention_by_score_fault(
     "_attend",
-    at="masked",
+    stage="masked",
     defect="structure: the score network is masked, and its scores are not: 0 has a weight",
     diagnosis="masked-at-zero",
 )
@@ -137,7 +140,7 @@ def masked_scores_set_to_zero(stages: Stages, value: Array, masks: dict[str, Any
     return {**stages, **right, "masked": flat, **{name: later[name] for name in later if name not in LOGITS}}
 
 
-def _on_padded_keys(name: str) -> Steps:
+def _zero_padded_keys(name: str) -> StepReplacements:
     """Set padded keys to 0 before the score, and forbid none, so that padded keys have weights."""
     right = getattr(backend, name)
 
@@ -155,14 +158,16 @@ def _on_padded_keys(name: str) -> Steps:
     return {name: attention}
 
 
-@_faulty_by_score("_attend", at="output", defect="structure: the context is made of scores, not of weights")
+@_register_attention_by_score_fault(
+    "_attend", stage="output", defect="structure: the context is made of scores, not of weights"
+)
 def values_averaged_by_scores(stages: Stages, value: Array, masks: dict[str, Any], empty_rows: EmptyRows) -> Stages:
     all_stages = backend._attend(stages, value, masks, empty_rows)
     shares = np.where(all_stages["weights"] == 0, np.zeros((), value.dtype), all_stages["scores"])
     return all_stages | {"output": np.asarray(shares @ value)}
 
 
-@_faulty_by_score("_attend", at="weights", diagnosis="softmax-over-queries")
+@_register_attention_by_score_fault("_attend", stage="weights", diagnosis="softmax-over-queries")
 def attention_by_score_normalised_over_queries(
     stages: Stages, value: Array, masks: dict[str, Any], empty_rows: EmptyRows
 ) -> Stages:
@@ -174,17 +179,17 @@ def attention_by_score_normalised_over_queries(
     return all_stages | {"weights": weights, "output": np.asarray(weights @ value)}
 
 
-_faulty_softcap = partial(mutant, "softcap", at="capped")
-_faulty_bias = partial(mutant, "bias", at="biased")
+_register_softcap_fault = partial(register_fault, "softcap", stage="capped")
+_register_bias_fault = partial(register_fault, "bias", stage="biased")
 
 
-_faulty_sinks = partial(mutant, "sinks", at="weights")
-_faulty_softmax = partial(mutant, "softmax", at="weights")
-_faulty_denominator = partial(mutant, "denominator", at="weights")
-_faulty_precision = partial(mutant, "precision", at="weights")
+_register_sink_fault = partial(register_fault, "sinks", stage="weights")
+_register_softmax_fault = partial(register_fault, "softmax", stage="weights")
+_register_denominator_fault = partial(register_fault, "denominator", stage="weights")
+_register_precision_fault = partial(register_fault, "precision", stage="weights")
 
 
-@_faulty_softmax(_exponential, at="weights", **ROUNDED)
+@_register_softmax_fault(_replace_exponential, stage="weights", **ROUNDING_FIELDS)
 def exp_by_a_parabola(shifted: Array) -> Array:
     """2^fraction by a quadratic"""
     power = shifted * math.log2(math.e)
@@ -193,17 +198,17 @@ def exp_by_a_parabola(shifted: Array) -> Array:
     return np.where(power < -1000, 0, np.exp2(whole) * (1 + fraction * (0.6565 + 0.3435 * fraction)))
 
 
-def _softmax_over_axis(axis: int) -> Steps:
+def _replace_softmax_axis(axis: int) -> StepReplacements:
     """Normalise the weights over a wrong axis."""
 
-    def normalise(logits: Array) -> Stages:
+    def softmax_over_axis(logits: Array) -> Stages:
         turned = np.swapaxes(logits, axis, -1)
         return backend.softmax(logits) | {"weights": np.swapaxes(backend.softmax(turned)["weights"], axis, -1)}
 
-    return forms.replace_softmax(normalise)
+    return forms.replace_softmax(softmax_over_axis)
 
 
-@_faulty_softmax(forms.replace_softmax, at="log_sum_exp", diagnosis="log-sum-exp-without-maximum")
+@_register_softmax_fault(forms.replace_softmax, stage="log_sum_exp", diagnosis="log-sum-exp-without-maximum")
 def log_sum_exp_without_maximum(logits: Array) -> Stages:
     """log of the shifted sum alone"""
     stages, exponentials = forms.softmax_and_exponentials(logits)
@@ -212,16 +217,16 @@ def log_sum_exp_without_maximum(logits: Array) -> Stages:
     return stages | {"log_sum_exp": np.where(np.isinf(maximum), maximum, np.log(total))[..., 0]}
 
 
-def _add_epsilon(epsilon: float) -> Steps:
+def _add_to_row_sum(epsilon: float) -> StepReplacements:
     return {_ROW_SUM_STEP: lambda exponentials: np.asarray(backend._row_sum(exponentials) + epsilon)}
 
 
 _ROW_SUM_STEP = "_softmax_with_sinks._row_sum"
 """What adds the exponentials up."""
-_EPSILON = "an epsilon against division by zero"
+_EPSILON_DEFECT = "an epsilon against division by zero"
 
 
-@equivalent(
+@register_equivalent(
     forms.replace_softmax,
     defect="a clamp that has nothing to clamp",
     proof="All terms are at least 0, so every rounded partial sum is at least each of its terms (rounding is "
@@ -233,8 +238,8 @@ def weights_clipped_at_one(logits: Array) -> Stages:
     return stages | {"weights": np.minimum(stages["weights"], 1)}
 
 
-@equivalent(
-    _exponential,
+@register_equivalent(
+    _replace_exponential,
     defect="a clamp against overflow that has nothing to clamp",
     proof="A difference s - m with s <= m is at most 0, and rounding keeps its sign: min(s - m, 0) is s - m, bit for "
     "bit. NaN stays NaN.",
@@ -243,10 +248,12 @@ def exponent_clipped_at_zero(shifted: Array) -> Array:
     return np.asarray(np.exp(np.minimum(shifted, 0)))
 
 
-_faulty_values = partial(mutant, "special values", dtypes=KERNEL_DTYPES, at="biased")
+_register_special_value_fault = partial(register_fault, "special values", dtypes=FAST_PATH_DTYPES, stage="biased")
 
 
-@_faulty_values(forms.replace_softmax, at="weights", defect="a row of finfo.min gives NaN: pytorch#109517, #110213")
+@_register_special_value_fault(
+    forms.replace_softmax, stage="weights", defect="a row of finfo.min gives NaN: pytorch#109517, #110213"
+)
 def row_of_least_finite_numbers_is_nan(logits: Array) -> Stages:
     """Subtract a row's maximum that is itself minus infinity."""
     stages, maximum = backend.softmax(logits), backend._row_maximum(logits)
@@ -254,9 +261,9 @@ def row_of_least_finite_numbers_is_nan(logits: Array) -> Stages:
     return stages | {"weights": np.where(is_lost, np.nan, stages["weights"]).astype(logits.dtype)}
 
 
-@_faulty_values(
+@_register_special_value_fault(
     forms.change_logits,
-    at="weights",
+    stage="weights",
     defect="structure: the maximum's place is kept, and its equals in later tiles are left out",
 )
 def far_ties_of_the_maximum_forgotten(logits: Array) -> Array:
@@ -267,9 +274,9 @@ def far_ties_of_the_maximum_forgotten(logits: Array) -> Array:
     return np.where(is_largest & (keys >= first + 16), -np.inf, logits)
 
 
-@_faulty_values(
+@_register_special_value_fault(
     forms.change_logits,
-    at="weights",
+    stage="weights",
     defect="structure: a tile is read where its maximum is above the running one, and otherwise where it is below",
 )
 def tile_with_an_equal_maximum_skipped(logits: Array) -> Array:
@@ -284,28 +291,30 @@ def tile_with_an_equal_maximum_skipped(logits: Array) -> Array:
     return np.concatenate(seen, axis=-1) if seen else logits
 
 
-def _nan_from_a_first_tile(tile: int) -> Steps:
+def _nan_after_masked_first_tile(tile: int) -> StepReplacements:
     """Spread exp(-inf - -inf) of a fully masked first tile to the row, if a later tile has keys."""
 
-    def normalise(logits: Array) -> Stages:
+    def softmax_with_nan_rows(logits: Array) -> Stages:
         stages = backend.softmax(logits)
         first, rest = backend._row_maximum(logits[..., :tile]), backend._row_maximum(logits[..., tile:])
         is_lost = np.isneginf(first) & ~np.isneginf(rest)
         return stages | {"weights": np.where(is_lost, np.nan, stages["weights"]).astype(logits.dtype)}
 
-    return forms.replace_softmax(normalise)
+    return forms.replace_softmax(softmax_with_nan_rows)
 
 
-def _softmax_of_unmasked(change: Callable[[Array, Array], Array]) -> Steps:
+def _change_logits_by_unmasked(change: Callable[[Array, Array], Array]) -> StepReplacements:
     """Compute the softmax of other logits, ``change(logits, unmasked)``; the operation softmax masks nothing."""
     alone = forms.change_logits(lambda logits: change(logits, logits))
-    return alone | forms.steps_of_attention(
-        lambda call: forms.change_logits(lambda logits: change(logits, call.unmasked))
+    return alone | forms.replace_attention_steps(
+        lambda call: forms.change_logits(lambda logits: change(logits, call.unmasked_logits))
     )
 
 
-@_faulty_values(
-    forms.replace_average, at="context", defect="a query that holds NaN makes its neighbour NaN: pytorch#160064's kind"
+@_register_special_value_fault(
+    forms.replace_average,
+    stage="context",
+    defect="a query that holds NaN makes its neighbour NaN: pytorch#160064's kind",
 )
 def nan_in_a_query_spreads(logits: Array, weights: Array, value: Array) -> Array:
     """Spread a NaN in the scores of one query to the query before it, which shares a register."""
@@ -317,7 +326,7 @@ def nan_in_a_query_spreads(logits: Array, weights: Array, value: Array) -> Array
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
 # Rows, laid out by hand: the reading that is computed, the defect in the wild, and a name and where, if not everywhere.
-for _fault in forms.reading_faults(
+for _fault in forms.faults_from_readings(
     ("scale", "scale-one", "sqrt(d) missing: mlc-llm#3426, cntkx#10, MONAI GenerativeModels#146", "scale_missing",
         _has_default_scale),
     ("scale", "scale-twice", "scaled query and scaled scores: pytorch#174049 as reported"),
@@ -374,240 +383,264 @@ for _fault in forms.reading_faults(
     ("sinks", "sinks-twice", "each of two splits of the keys counts the sink: rocm-libraries#12229"),
     ("sinks", "sinks-scaled", "the sink is scaled as the scores are: rocm-libraries#12229's kind"),
 ):
-    mutant(**_fault)
+    register_fault(**_fault)
 for _format, _store, _where in (
-    ("bfloat16", kernel.bfloat16, ""), ("TF32", kernel.tf32, ""),
-    ("float16", kernel.float16, ": kvpress#268, pytorch#60939"),
+    ("bfloat16", kernel.round_to_bfloat16, ""), ("TF32", kernel.round_to_tf32, ""),
+    ("float16", kernel.round_to_float16, ": kvpress#268, pytorch#60939"),
 ):
-    _faulty_scores(forms.change_scores, f"scores_stored_in_{_format.lower()}",
-        f"scores written to memory in {_format}{_where}", _store, at="scores", **ROUNDED)
-_faulty_scores(forms.change_scores, "scores_squared", "logits multiplied by logits: keras#20510",
-    lambda scores: np.asarray(scores * scores), at="scores", diagnosis="scores-squared")
-_faulty_scores("dot_scores._dot", "scores_transposed_where_square",
+    _register_score_fault(forms.change_scores, f"scores_stored_in_{_format.lower()}",
+        f"scores written to memory in {_format}{_where}", _store, stage="scores", **ROUNDING_FIELDS)
+_register_score_fault(forms.change_scores, "scores_squared", "logits multiplied by logits: keras#20510",
+    lambda scores: np.asarray(scores * scores), stage="scores", diagnosis="scores-squared")
+_register_score_fault("dot_scores._dot", "scores_transposed_where_square",
     "K Q^T for Q K^T, silent where Lq == Lk: diffusers#14341's kind",
     lambda query, key: np.swapaxes(backend._dot(query, key), -1, -2) if query.shape[-2] == key.shape[-2]
         else backend._dot(query, key), diagnosis="query-and-key-exchanged")
-_faulty_scale(_default_scale, "scale_of_width_plus_one", "1/sqrt(d + 1) for 1/sqrt(d)",
+_register_scale_fault(_replace_default_scale, "scale_of_width_plus_one", "1/sqrt(d + 1) for 1/sqrt(d)",
     lambda query: 1 / math.sqrt(query.shape[-1] + 1), diagnosis="scale-fitted")
-_faulty_scale(_change_factor, "scale_off_by_1e_6", "a constant printed with six digits",
+_register_scale_fault(_change_scale, "scale_off_by_1e_6", "a constant printed with six digits",
     lambda scale: scale * (1 + 1e-06), dtypes=WIDE_DTYPES, diagnosis="scale-fitted")
-_faulty_scale(_change_factor, "scale_off_by_1e_5", "a constant printed with five digits",
+_register_scale_fault(_change_scale, "scale_off_by_1e_5", "a constant printed with five digits",
     lambda scale: scale * (1 + 1e-05), dtypes=WIDE_DTYPES, diagnosis="scale-fitted")
-_faulty_scale(_change_factor, "scale_in_bfloat16",
+_register_scale_fault(_change_scale, "scale_in_bfloat16",
     "the factor is computed in the storage type: MONAI GenerativeModels#146",
-    lambda scale: float(kernel.bfloat16(np.array(scale))), dtypes=WIDE_DTYPES, diagnosis="scale-fitted")
-_faulty_scale(_change_factor, "scale_in_float32", "tf.cast(1/sqrt(d), float64) passes a Python float through float32",
-    lambda scale: float(kernel.float32(np.array(scale))), dtypes=("float64",),
+    lambda scale: float(kernel.round_to_bfloat16(np.array(scale))), dtypes=WIDE_DTYPES, diagnosis="scale-fitted")
+_register_scale_fault(_change_scale, "scale_in_float32",
+    "tf.cast(1/sqrt(d), float64) passes a Python float through float32",
+    lambda scale: float(kernel.round_to_float32(np.array(scale))), dtypes=("float64",),
     diagnosis=("scale-fitted", "accuracy-of-float32"))
-_faulty_scale(forms.steps_of_attention, "scale_applied_after_mask",
+_register_scale_fault(forms.replace_attention_steps, "scale_applied_after_mask",
     "-inf is scaled too: NaN at scale 0, inf at a negative one (onnx#7865's kind)",
-    lambda call: forms.change_fill(lambda biased, allowed, masks: np.where(allowed, biased,
-        np.asarray(-np.inf * np.float64(call.factor), biased.dtype))),
-    at="masked", diagnosis="fill-minus-infinity")
-_faulty_scores("dot_scores._dot", "query_and_key_in_tf32",
+    lambda call: forms.replace_fill(lambda biased, allowed, masks: np.where(allowed, biased,
+        np.asarray(-np.inf * np.float64(call.scale_factor), biased.dtype))),
+    stage="masked", diagnosis="fill-minus-infinity")
+_register_score_fault("dot_scores._dot", "query_and_key_in_tf32",
     "float32 matmul silently in TF32: pytorch#161022, mlx#3860, triton#3498",
-    lambda query, key: backend._dot(kernel.tf32(query), kernel.tf32(key)), **ROUNDED)
-_faulty_scores("dot_scores._dot", "scores_accumulated_in_float16",
+    lambda query, key: backend._dot(kernel.round_to_tf32(query), kernel.round_to_tf32(key)), **ROUNDING_FIELDS)
+_register_score_fault("dot_scores._dot", "scores_accumulated_in_float16",
     "float16 running sums: metal-flash-attention#8, ultralytics#24990",
-    lambda query, key: kernel.sequential_matmul(query, np.swapaxes(key, -1, -2), store=kernel.float16), **ROUNDED)
-_faulty_rotary(forms.steps_of_attention, "rotary_positions_without_the_past",
+    lambda query, key: kernel.sequential_matmul(query, np.swapaxes(key, -1, -2), store=kernel.round_to_float16),
+        **ROUNDING_FIELDS)
+_register_rotary_fault(forms.replace_attention_steps, "rotary_positions_without_the_past",
     "the offset is no part of the key of a cache of angles: rotary-embedding-torch#11",
     lambda call: {"_rotate": lambda inputs, cos, sin, interleaved: backend._rotate(inputs, call.rotary_cos,
         call.rotary_sin, interleaved)}, diagnosis=("rotary-without-past", "rotary-without-offsets"))
-_faulty_rotary("_rotate", "rotary_sine_of_a_padded_width",
+_register_rotary_fault("_rotate", "rotary_sine_of_a_padded_width",
     "the sine is read from behind the next power of two: vllm-ascend#12723",
     lambda inputs, cos, sin, interleaved: backend._rotate(inputs, cos, sin
         if 1 << (sin.shape[-1] - 1).bit_length() == sin.shape[-1] else np.zeros_like(sin), interleaved))
-_faulty_rotary("attention_gradients._rotate", "rotary_gradient_not_turned_back", "the way back leaves the rotation out",
-    lambda inputs, cos, sin, interleaved: inputs, at="grad_query")
-_faulty_other_scores(_change_hidden, "additive_tanh_of_each_part", "tanh(q Wq) + tanh(k Wk) for tanh(q Wq + k Wk)",
+_register_rotary_fault("attention_gradients._rotate", "rotary_gradient_not_turned_back",
+    "the way back leaves the rotation out",
+    lambda inputs, cos, sin, interleaved: inputs, stage="grad_query")
+_register_other_score_fault(_replace_hidden_layer, "additive_tanh_of_each_part",
+    "tanh(q Wq) + tanh(k Wk) for tanh(q Wq + k Wk)",
     lambda query_part, key_part, bias: np.tanh(query_part + bias) + np.tanh(key_part + bias))
-_faulty_other_scores(lambda change: _change_lengths(change) | {
+_register_other_score_fault(lambda change: _change_vector_lengths(change) | {
     "cosine_scores._scale_near_one": lambda vectors: vectors},
     "cosine_divided_by_squared_lengths", "the root of the squared length is missing",
     lambda lengths: np.asarray(lengths * lengths), diagnosis="cosine-times-inverse-lengths")
-_faulty_other_scores("general_scores", "bilinear_bias_added_to_the_weight",
+_register_other_score_fault("general_scores", "bilinear_bias_added_to_the_weight",
     "structure: q (W + b) k^T: the bias is added to the weight",
     lambda query, key, weight, *, score_bias=None: backend.general_scores(query, key, weight if score_bias is None
         else weight + score_bias[0]))
-_faulty_other_scores("general_scores._dot", "bilinear_product_in_tf32",
+_register_other_score_fault("general_scores._dot", "bilinear_product_in_tf32",
     "the first of two products in TF32: pytorch#161022",
-    lambda projected, key: backend._dot(kernel.tf32(projected), key), **ROUNDED)
-_faulty_other_scores(_change_hidden, "additive_parts_multiplied", "tanh(q Wq * k Wk): the parts are mixed by product",
+    lambda projected, key: backend._dot(kernel.round_to_tf32(projected), key), **ROUNDING_FIELDS)
+_register_other_score_fault(_replace_hidden_layer, "additive_parts_multiplied",
+    "tanh(q Wq * k Wk): the parts are mixed by product",
     lambda query_part, key_part, bias: np.asarray(np.tanh(query_part * key_part + bias)))
-_faulty_other_scores(_activation, "additive_tanh_missing", "the hidden layer is linear", lambda hidden: hidden)
-_faulty_other_scores(_activation, "additive_tanh_by_pade", "x(27 + x^2)/(27 + 9x^2) for tanh", kernel.tanh_by_pade)
-_faulty_other_scores(_activation, "additive_tanh_in_float16", "tanh looked up in float16",
-    lambda hidden: kernel.float16(np.tanh(hidden)), **ROUNDED)
-_faulty_other_scores(_activation, "additive_tanh_off_by_1e_5", "a polynomial tanh of five digits",
+_register_other_score_fault(_replace_activation, "additive_tanh_missing", "the hidden layer is linear",
+    lambda hidden: hidden)
+_register_other_score_fault(_replace_activation, "additive_tanh_by_pade", "x(27 + x^2)/(27 + 9x^2) for tanh",
+    kernel.tanh_by_pade)
+_register_other_score_fault(_replace_activation, "additive_tanh_in_float16", "tanh looked up in float16",
+    lambda hidden: kernel.round_to_float16(np.tanh(hidden)), **ROUNDING_FIELDS)
+_register_other_score_fault(_replace_activation, "additive_tanh_off_by_1e_5", "a polynomial tanh of five digits",
     lambda hidden: np.asarray(np.tanh(hidden) * (1 + 1e-05 * np.sin(97 * hidden))), dtypes=WIDE_DTYPES)
-_faulty_other_scores(_activation, "additive_tanh_by_ratio", "(e^2x - 1)/(e^2x + 1) overflows: vllm#56578",
+_register_other_score_fault(_replace_activation, "additive_tanh_by_ratio",
+    "(e^2x - 1)/(e^2x + 1) overflows: vllm#56578",
     kernel.tanh_by_ratio)
-_faulty_other_scores(_divide_one_operand, "cosine_of_an_undivided_query", "only the keys are normalised",
+_register_other_score_fault(_divide_one_operand, "cosine_of_an_undivided_query", "only the keys are normalised",
     lambda name: name != "query", diagnosis="cosine-times-length-of-query")
-_faulty_other_scores(_divide_one_operand, "cosine_of_an_undivided_key", "only the queries are normalised",
+_register_other_score_fault(_divide_one_operand, "cosine_of_an_undivided_key", "only the queries are normalised",
     lambda name: name != "key", diagnosis="cosine-times-length-of-key")
-_faulty_other_scores(_replace_lengths, "cosine_of_lengths_over_the_first_axis",
+_register_other_score_fault(_replace_vector_lengths, "cosine_of_lengths_over_the_first_axis",
     "lengths over the vectors, not over their features",
     lambda vectors, **axes: np.asarray(np.linalg.norm(vectors, axis=-2, keepdims=True)))
-_faulty_other_scores(_change_lengths, "cosine_with_1e_6_added_to_lengths", "an epsilon against division by zero",
+_register_other_score_fault(_change_vector_lengths, "cosine_with_1e_6_added_to_lengths",
+    "an epsilon against division by zero",
     lambda lengths: np.asarray(lengths + np.asarray(1e-06, lengths.dtype)), dtypes=WIDE_DTYPES)
-_faulty_other_scores(_change_lengths, "cosine_of_lengths_of_at_least_one", "an epsilon of 1 as the least length",
+_register_other_score_fault(_change_vector_lengths, "cosine_of_lengths_of_at_least_one",
+    "an epsilon of 1 as the least length",
     lambda lengths: np.maximum(lengths, 1))
-_faulty_other_scores(_change_lengths, "cosine_of_lengths_in_float16", "lengths kept in 16 bits",
-    lambda lengths: kernel.float16(lengths), **ROUNDED)
-_faulty_other_scores("cosine_scores", "cosine_divided_by_the_scale", "a temperature is taken for its inverse",
+_register_other_score_fault(_change_vector_lengths, "cosine_of_lengths_in_float16", "lengths kept in 16 bits",
+    lambda lengths: kernel.round_to_float16(lengths), **ROUNDING_FIELDS)
+_register_other_score_fault("cosine_scores", "cosine_divided_by_the_scale", "a temperature is taken for its inverse",
     lambda query, key, *, scale=None: backend.cosine_scores(query, key, scale=1 / scale if scale else scale),
     diagnosis="scale-fitted")
 for _name in ("additive_attention", "general_attention"):
-    _faulty_by_score(_on_padded_keys, f"padded_keys_zeroed_before_{_name}",
+    _register_attention_by_score_fault(_zero_padded_keys, f"padded_keys_zeroed_before_{_name}",
         "structure: padded annotations are set to zero, and take part in the softmax", _name)
-_faulty_sinks(forms.change_gradients, "sinks_without_a_gradient", "no gradient for the sink: flash-attention#1973",
+_register_sink_fault(forms.change_gradients, "sinks_without_a_gradient",
+    "no gradient for the sink: flash-attention#1973",
     lambda gradients: {name: np.zeros_like(rows) if name == "grad_sinks" else rows for name, rows in gradients.items()},
-    at="grad_sinks", diagnosis="gradient-of-sinks-zero")
-_faulty_softcap(forms.steps_of_attention, "softcap_after_the_mask",
+    stage="grad_sinks", diagnosis="gradient-of-sinks-zero")
+_register_softcap_fault(forms.replace_attention_steps, "softcap_after_the_mask",
     "-inf becomes -cap, and masked keys get weights: onnx#7865, onnxruntime#28379",
-    lambda call: {} if call.softcap is None else forms.change_fill(
+    lambda call: {} if call.softcap is None else forms.replace_fill(
         lambda biased, allowed, masks: np.where(allowed, biased,
         np.asarray(-call.softcap, biased.dtype))),
-    at="masked", diagnosis="softcap-after-masked")
-_faulty_softcap(forms.steps_of_attention, "softcap_after_the_bias",
+    stage="masked", diagnosis="softcap-after-masked")
+_register_softcap_fault(forms.replace_attention_steps, "softcap_after_the_bias",
         "the bias is capped together with the scores: onnx#7865's kind",
     lambda call: {} if call.softcap is None else forms.replace_bias_addition(lambda scores, bias, masks:
         backend._cap(np.asarray(call.stages["scores"] + bias), call.softcap)),
-    at="biased", diagnosis="softcap-after-biased")
-_faulty_softcap("_cap", "softcap_applied_twice", "by the caller and by the kernel",
+    stage="biased", diagnosis="softcap-after-biased")
+_register_softcap_fault("_cap", "softcap_applied_twice", "by the caller and by the kernel",
     lambda scores, softcap: backend._cap(backend._cap(scores, softcap), softcap), diagnosis="softcap-twice")
-_faulty_softcap("_cap", "softcap_not_multiplied_back", "tanh(s / c) without the factor c",
+_register_softcap_fault("_cap", "softcap_not_multiplied_back", "tanh(s / c) without the factor c",
     lambda scores, softcap: np.asarray(np.tanh(scores / softcap)), diagnosis="softcap-not-multiplied-back")
-_faulty_softcap("_cap", "softcap_not_divided_by", "c tanh(s) for c tanh(s / c)",
+_register_softcap_fault("_cap", "softcap_not_divided_by", "c tanh(s) for c tanh(s / c)",
     lambda scores, softcap: np.asarray(softcap * np.tanh(scores)), diagnosis="softcap-not-divided-by")
-_faulty_softcap("_cap", "softcap_clips", "a clamp at the cap for a hyperbolic tangent",
+_register_softcap_fault("_cap", "softcap_clips", "a clamp at the cap for a hyperbolic tangent",
     lambda scores, softcap: np.clip(scores, -softcap, softcap), diagnosis="softcap-clips")
-_faulty_softcap("_cap", "softcap_by_softsign", "c s / (c + |s|), another bounded function",
+_register_softcap_fault("_cap", "softcap_by_softsign", "c s / (c + |s|), another bounded function",
     lambda scores, softcap: np.asarray(scores * softcap / (softcap + np.abs(scores))),
     diagnosis="softcap-by-softsign")
-_faulty_softcap(_tanh, "softcap_by_a_ratio_of_exponentials", "(e^2x - 1) / (e^2x + 1) overflows: vllm#56578",
+_register_softcap_fault(_replace_softcap_tanh, "softcap_by_a_ratio_of_exponentials",
+    "(e^2x - 1) / (e^2x + 1) overflows: vllm#56578",
     kernel.tanh_by_ratio)
-_faulty_softcap(_tanh, "softcap_by_pade", "a rational approximation of tanh", kernel.tanh_by_pade, dtypes=WIDE_DTYPES)
-_faulty_softcap(_tanh, "softcap_in_bfloat16", "tanh evaluated in bfloat16",
-    lambda argument: kernel.bfloat16(np.tanh(kernel.bfloat16(argument))), **ROUNDED)
-_faulty_softcap(_tanh, "softcap_tanh_in_float16", "tanh.approx: eleven bits",
-    lambda argument: kernel.float16(np.tanh(argument)), **ROUNDED)
-_faulty_bias(forms.change_fill, "bias_added_after_a_finite_mask",
+_register_softcap_fault(_replace_softcap_tanh, "softcap_by_pade", "a rational approximation of tanh",
+    kernel.tanh_by_pade, dtypes=WIDE_DTYPES)
+_register_softcap_fault(_replace_softcap_tanh, "softcap_in_bfloat16", "tanh evaluated in bfloat16",
+    lambda argument: kernel.round_to_bfloat16(np.tanh(kernel.round_to_bfloat16(argument))), **ROUNDING_FIELDS)
+_register_softcap_fault(_replace_softcap_tanh, "softcap_tanh_in_float16", "tanh.approx: eleven bits",
+    lambda argument: kernel.round_to_float16(np.tanh(argument)), **ROUNDING_FIELDS)
+_register_bias_fault(forms.replace_fill, "bias_added_after_a_finite_mask",
     "-1e4 first, then a bias that can lift it: Automodel#2658's planes",
     lambda biased, allowed, masks: np.where(allowed, biased, np.asarray(-10000.0, biased.dtype) + (np.zeros((),
         biased.dtype) if masks["bias"] is None else masks["bias"])),
-    at="masked", diagnosis="masked-at-minus-1e4")
+    stage="masked", diagnosis="masked-at-minus-1e4")
 for _size, _digits, _named in (
     (1e-6, "six digits: pytorch#115151's kind", {"dtypes": WIDE_DTYPES}),
     (1e-5, "five digits", {"dtypes": WIDE_DTYPES}),
-    (1e-4, "four digits", ROUNDED),
+    (1e-4, "four digits", ROUNDING_FIELDS),
 ):
-    _faulty_softmax(_exponential, f"exp_off_by_{_size:.0e}".replace("-0", "_"), f"a polynomial exp of {_digits}",
+    _register_softmax_fault(_replace_exponential, f"exp_off_by_{_size:.0e}".replace("-0", "_"),
+        f"a polynomial exp of {_digits}",
         partial(lambda size, shifted: np.asarray(np.exp(shifted) * (1 + size * np.sin(97 * shifted + 1))), _size),
         **_named)  # the errors differ, so that they do not cancel
 for _axis, _which, _where in ((-2, "queries", "annotated_deep_learning#146"), (1, "heads", "fastNLP#254"),
     (0, "batch", "PyTorch-NLP#2")):
-    _faulty_softmax(_softmax_over_axis, f"softmax_over_{_which}", f"wrong axis: {_where}", _axis,
+    _register_softmax_fault(_replace_softmax_axis, f"softmax_over_{_which}", f"wrong axis: {_where}", _axis,
         diagnosis=f"softmax-over-{_which}")
-_faulty_softmax(forms.replace_softmax, "log_sum_exp_in_float16", "statistics kept in 16 bits",
-    lambda logits: (stages := backend.softmax(logits)) | {"log_sum_exp": kernel.float16(stages["log_sum_exp"])},
-    at="log_sum_exp", **ROUNDED)
+_register_softmax_fault(forms.replace_softmax, "log_sum_exp_in_float16", "statistics kept in 16 bits",
+    lambda logits: (stages := backend.softmax(logits))
+        | {"log_sum_exp": kernel.round_to_float16(stages["log_sum_exp"])},
+    stage="log_sum_exp", **ROUNDING_FIELDS)
 for _name, _defect, _dtypes, _epsilon in (
     ("one_added_to_the_sum", "1 for exp(-max): AttentionIsOFFByOne#5", ALL_BUT_BFLOAT16, 1.0),
-    ("sum_plus_1e_9", _EPSILON, ("float64",), 1e-9),
-    ("sum_plus_1e_6", _EPSILON, WIDE_DTYPES, 1e-6),
-    ("sum_plus_1e_3", _EPSILON, WIDE_DTYPES, 1e-3),
+    ("sum_plus_1e_9", _EPSILON_DEFECT, ("float64",), 1e-9),
+    ("sum_plus_1e_6", _EPSILON_DEFECT, WIDE_DTYPES, 1e-6),
+    ("sum_plus_1e_3", _EPSILON_DEFECT, WIDE_DTYPES, 1e-3),
 ):
-    _faulty_denominator(_add_epsilon, _name, _defect, _epsilon, dtypes=_dtypes,
+    _register_denominator_fault(_add_to_row_sum, _name, _defect, _epsilon, dtypes=_dtypes,
         diagnosis=f"denominator-plus-{_epsilon:g}")
-equivalent(
-    _add_epsilon,
-    defect=_EPSILON,
+register_equivalent(
+    _add_to_row_sum,
+    defect=_EPSILON_DEFECT,
     proof="The largest term is exp(0) = 1 exactly, so the sum is at least 1, where half a unit in the last place is "
     "6e-8 in float32 and more in 16 bits: adding 1e-9 to it rounds to the sum itself, bit for bit.",
     dtypes=("float32", "float16"),
     name="sum_plus_1e_9_below_the_last_place",
 )(1e-9)
 for _name, _defect, _store in (
-    ("weights_in_bfloat16", "P is stored in bfloat16 before P V", kernel.bfloat16),
-    ("weights_in_float16", "P is stored in float16 before P V: pytorch#158979's reference", kernel.float16),
-    ("weights_in_tf32", "P V in TF32: pytorch#161022", kernel.tf32),
-    ("weights_truncated_to_bfloat16", "a shift for a rounding conversion", kernel.truncated_bfloat16),
+    ("weights_in_bfloat16", "P is stored in bfloat16 before P V", kernel.round_to_bfloat16),
+    ("weights_in_float16", "P is stored in float16 before P V: pytorch#158979's reference", kernel.round_to_float16),
+    ("weights_in_tf32", "P V in TF32: pytorch#161022", kernel.round_to_tf32),
+    ("weights_truncated_to_bfloat16", "a shift for a rounding conversion", kernel.truncate_to_bfloat16),
 ):
-    _faulty_precision(forms.change_weights, _name, _defect, _store, **ROUNDED)
+    _register_precision_fault(forms.change_weights, _name, _defect, _store, **ROUNDING_FIELDS)
 for _format, _seen in (("float16", ": metal-flash-attention#8"), ("bfloat16", "")):
-    _faulty_precision("attention._weighted_sum", f"values_accumulated_in_{_format}",
+    _register_precision_fault("attention._weighted_sum", f"values_accumulated_in_{_format}",
         f"P V with {_format} running sums{_seen}",
-        partial(kernel.sequential_matmul, store=getattr(kernel, _format)), at="context", **ROUNDED)
-_faulty_softmax(forms.replace_maximum, "maximum_not_subtracted", "exp overflows above 88 (709 in float64)",
+        partial(kernel.sequential_matmul, store=getattr(kernel, f"round_to_{_format}")), stage="context",
+        **ROUNDING_FIELDS)
+_register_softmax_fault(forms.replace_maximum, "maximum_not_subtracted", "exp overflows above 88 (709 in float64)",
     lambda logits: np.zeros_like(backend._row_maximum(logits)))
-_faulty_softmax(forms.steps_of_attention, "maximum_over_masked_keys",
+_register_softmax_fault(forms.replace_attention_steps, "maximum_over_masked_keys",
     "the maximum includes what is masked: everything kept underflows",
     lambda call: {"_softmax_with_sinks": rebind_globals(
         backend._softmax_with_sinks, **forms.replace_maximum(lambda logits:
-        backend._row_maximum(call.unmasked)))})
-_faulty_softmax(forms.replace_maximum, "maximum_starts_at_zero",
+        backend._row_maximum(call.unmasked_logits)))})
+_register_softmax_fault(forms.replace_maximum, "maximum_starts_at_zero",
     "the running maximum starts at 0: rows far below it underflow",
     lambda logits: np.maximum(backend._row_maximum(logits), 0))
-_faulty_softmax(forms.replace_maximum, "maximum_starts_at_minus_5e4", "a finite sentinel for -inf: flashinfer#4267",
+_register_softmax_fault(forms.replace_maximum, "maximum_starts_at_minus_5e4",
+    "a finite sentinel for -inf: flashinfer#4267",
     lambda logits: np.asarray(np.maximum(backend._row_maximum(logits), np.asarray(-5e4, logits.dtype))))
-_faulty_softmax(_exponential, "exp_with_coarse_log2e", "exp2(1.4427 x): five digits of log2(e)",
+_register_softmax_fault(_replace_exponential, "exp_with_coarse_log2e", "exp2(1.4427 x): five digits of log2(e)",
     lambda shifted: np.asarray(np.exp2(shifted * 1.4427)), dtypes=WIDE_DTYPES)
-_faulty_softmax(_exponential, "exp_in_float16", "exp evaluated in float16",
-    lambda shifted: kernel.float16(np.exp(kernel.float16(shifted))), **ROUNDED)
-_faulty_softmax(_exponential, "exp_in_bfloat16", "exp rounded to bfloat16",
-    lambda shifted: kernel.bfloat16(np.exp(shifted)), **ROUNDED)
-_faulty_softmax(_exponential, "exp_floored_at_minus_20", "a clamp keeps weights of 2e-9 alive",
+_register_softmax_fault(_replace_exponential, "exp_in_float16", "exp evaluated in float16",
+    lambda shifted: kernel.round_to_float16(np.exp(kernel.round_to_float16(shifted))), **ROUNDING_FIELDS)
+_register_softmax_fault(_replace_exponential, "exp_in_bfloat16", "exp rounded to bfloat16",
+    lambda shifted: kernel.round_to_bfloat16(np.exp(shifted)), **ROUNDING_FIELDS)
+_register_softmax_fault(_replace_exponential, "exp_floored_at_minus_20", "a clamp keeps weights of 2e-9 alive",
     lambda shifted: np.asarray(np.exp(np.where(np.isfinite(shifted), np.maximum(shifted, -20), shifted))))
-_faulty_softmax(forms.change_logits, "logits_clipped_at_60", "a clamp against overflow levels the largest logits",
+_register_softmax_fault(forms.change_logits, "logits_clipped_at_60",
+    "a clamp against overflow levels the largest logits",
     lambda logits: np.asarray(np.minimum(logits, np.asarray(60, logits.dtype))))
-_faulty_softmax("_softmax_with_sinks.np", "log_sum_exp_in_base_two", "log2 for log: flashinfer#2113, sglang#35045",
-    numpy_with(log=np.log2), at="log_sum_exp", diagnosis="log-sum-exp-mixed-base")
-_faulty_denominator(_ROW_SUM_STEP, "sum_accumulated_in_float16", "the row sum sticks at 2048: tract#2586",
-    lambda exponentials: kernel.sequential_sum(exponentials, kernel.float16), **ROUNDED)
-_faulty_denominator(_ROW_SUM_STEP, "sum_accumulated_in_bfloat16",
+_register_softmax_fault("_softmax_with_sinks.np", "log_sum_exp_in_base_two",
+    "log2 for log: flashinfer#2113, sglang#35045",
+    numpy_with(log=np.log2), stage="log_sum_exp", diagnosis="log-sum-exp-mixed-base")
+_register_denominator_fault(_ROW_SUM_STEP, "sum_accumulated_in_float16", "the row sum sticks at 2048: tract#2586",
+    lambda exponentials: kernel.sequential_sum(exponentials, kernel.round_to_float16), **ROUNDING_FIELDS)
+_register_denominator_fault(_ROW_SUM_STEP, "sum_accumulated_in_bfloat16",
     "the row sum sticks at 256: executorch#20090, mlx#4178",
-    lambda exponentials: kernel.sequential_sum(exponentials, kernel.bfloat16), **ROUNDED)
-_faulty_denominator(_ROW_SUM_STEP, "sum_in_float32", "float64 in, float32 statistics: jax#37422, jax#34114",
-    lambda exponentials: kernel.float32(backend._row_sum(kernel.float32(exponentials))), dtypes=("float64",),
+    lambda exponentials: kernel.sequential_sum(exponentials, kernel.round_to_bfloat16), **ROUNDING_FIELDS)
+_register_denominator_fault(_ROW_SUM_STEP, "sum_in_float32", "float64 in, float32 statistics: jax#37422, jax#34114",
+    lambda exponentials: kernel.round_to_float32(backend._row_sum(kernel.round_to_float32(exponentials))),
+        dtypes=("float64",),
     diagnosis="accuracy-of-float32")
-_faulty_denominator(forms.replace_reciprocal, "reciprocal_in_tf32", "an approximate reciprocal without a Newton step",
-    lambda total: kernel.tf32(1 / total), **ROUNDED)
-_faulty_denominator(_ROW_SUM_STEP, "sum_without_its_smallest_terms", "terms below 1e-4 are skipped as negligible",
+_register_denominator_fault(forms.replace_reciprocal, "reciprocal_in_tf32",
+    "an approximate reciprocal without a Newton step",
+    lambda total: kernel.round_to_tf32(1 / total), **ROUNDING_FIELDS)
+_register_denominator_fault(_ROW_SUM_STEP, "sum_without_its_smallest_terms",
+    "terms below 1e-4 are skipped as negligible",
     lambda exponentials: backend._row_sum(np.where(exponentials < 1e-4, 0, exponentials)), dtypes=WIDE_DTYPES)
-_faulty_precision(forms.change_weights, "small_weights_dropped", "weights below 1e-5 are skipped as negligible",
+_register_precision_fault(forms.change_weights, "small_weights_dropped", "weights below 1e-5 are skipped as negligible",
     lambda weights: np.where(weights < 1e-05, 0, weights), dtypes=WIDE_DTYPES)
-_faulty_precision(forms.change_inputs, "inputs_in_float32",
+_register_precision_fault(forms.change_inputs, "inputs_in_float32",
     "float64 attention computed from float32 inputs: jax#37422's kind",
-    lambda query, key, value: (kernel.float32(query), kernel.float32(key), kernel.float32(value)),
-    at="raw_scores", dtypes=("float64",), diagnosis="accuracy-of-float32")
+    lambda query, key, value: (kernel.round_to_float32(query), kernel.round_to_float32(key),
+        kernel.round_to_float32(value)),
+    stage="raw_scores", dtypes=("float64",), diagnosis="accuracy-of-float32")
 for _tile in (16, 64):
-    _faulty_values(_nan_from_a_first_tile, f"first_tile_of_{_tile}_without_a_key_gives_nan",
-        "exp(-inf - -inf) of a first tile that is all masked: flashinfer#1178", _tile, at="weights")
-_faulty_values(forms.change_bias, "negative_zero_in_a_bias_forbids",
+    _register_special_value_fault(_nan_after_masked_first_tile, f"first_tile_of_{_tile}_without_a_key_gives_nan",
+        "exp(-inf - -inf) of a first tile that is all masked: flashinfer#1178", _tile, stage="weights")
+_register_special_value_fault(forms.change_bias, "negative_zero_in_a_bias_forbids",
     "structure: a bias is compared by its bits, and the sign bit alone is the least integer",
     lambda bias, scores: np.where((bias == 0) & np.signbit(bias), -np.inf, bias).astype(bias.dtype))
 # Add what forbids a second time: the least finite number becomes minus infinity.
-_faulty_values(forms.change_bias, "least_finite_bias_added_twice",
+_register_special_value_fault(forms.change_bias, "least_finite_bias_added_twice",
     "finfo.min + finfo.min is minus infinity: Automodel#2658, transformers#31303",
     lambda bias, scores: np.where(bias <= np.finfo(bias.dtype).min / 2, bias + bias, bias))
-_faulty_values(forms.change_bias, "least_finite_bias_forbids",
+_register_special_value_fault(forms.change_bias, "least_finite_bias_forbids",
     "finfo.min is taken for minus infinity, and a row of it for an empty one: pytorch#109517's kind",
     lambda bias, scores: np.where(bias <= np.finfo(bias.dtype).min / 2, -np.inf, bias).astype(bias.dtype))
 # Take a row whose scores are all zero for padding.
-_faulty_values(forms.replace_average, "rows_of_zero_scores_taken_for_padding",
+_register_special_value_fault(forms.replace_average, "rows_of_zero_scores_taken_for_padding",
     "structure: a query of zeros is padding, and its output is not computed",
     lambda logits, weights, value: np.where((np.where(np.isneginf(logits), 0, logits) == 0).all(axis=-1,
         keepdims=True) & (logits.shape[-1] > 1), 0, weights @ value).astype(value.dtype),
-    at="context")
+    stage="context")
 # Take keys whose scores are zero for every query for padding.
-mutant("special values", _softmax_of_unmasked, "zero_keys_taken_for_padding",
+register_fault("special values", _change_logits_by_unmasked, "zero_keys_taken_for_padding",
     "structure: a key of zeros is padding, and forbidden",
     lambda logits, unmasked: np.where((unmasked == 0).all(axis=-2, keepdims=True) & ~(unmasked == 0).all(axis=(-1, -2),
         keepdims=True), -np.inf, logits),
-    at="weights", dtypes=("float32",))
-_faulty_values("attention._weighted_sum", "nan_in_a_query_hidden", "a query that holds NaN gives zeros: pytorch#141128",
-    lambda weights, value: np.asarray(np.nan_to_num(weights) @ value), at="context")
+    stage="weights", dtypes=("float32",))
+_register_special_value_fault("attention._weighted_sum", "nan_in_a_query_hidden",
+    "a query that holds NaN gives zeros: pytorch#141128",
+    lambda weights, value: np.asarray(np.nan_to_num(weights) @ value), stage="context")
 # fmt: on

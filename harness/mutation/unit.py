@@ -27,22 +27,30 @@ from attncheck.judging.exact_stages import Stages, digest_array
 from attncheck.judging.judge_stages import StageJudgement, judge_stage, sort_stages, well_formed_stages
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.mutation.forms import ReadingFault
-from attncheck.mutation.judgement import REFERENCE_CLASSES, Findings, StageResult, judge_stage_result
-from attncheck.mutation.mutant import REFERENCE, FunctionPerCall, Mutant, Step, Subject, Variant, record_functions
+from attncheck.mutation.judgement import REFERENCE_CLASSES, StageResult, StageResults, judge_stage_result
+from attncheck.mutation.mutant import (
+    REFERENCE_NAME,
+    BackendVariant,
+    FunctionPerCall,
+    Mutant,
+    StepFunction,
+    Subject,
+    wrap_backend_functions,
+)
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import RoundedInputs, make_inputs, problem_from_case
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import count_scores
 from attncheck.spec import STAGES
 
-MAX_SCORES_FOR_ALL = 1 << 10
+MAX_SCORES_FOR_ALL_FAULTS = 1 << 10
 """Elements of the score matrix up to which a case runs on every fault; larger ones run on faults caught too seldom."""
-MAX_SCORES = 1 << 11
+MAX_SCORES_FOR_DIAGNOSIS = 1 << 11
 """The most elements of the score matrix of a case that names faults."""
 
 
 @dataclass(frozen=True, eq=False)
-class Unit:
+class SeededUnit:
     """One case in one dtype with one seed's inputs."""
 
     case: Case
@@ -50,20 +58,20 @@ class Unit:
     seed: int = 0
 
     @cached_property
-    def scores(self) -> int:
+    def score_count(self) -> int:
         """The number of elements of the score matrix."""
         return count_case_scores(self.case)
 
     @property
-    def is_for_all(self) -> bool:
+    def runs_on_all_faults(self) -> bool:
         """True if the unit runs on every fault; large ones run on faults that small ones caught too seldom."""
-        return self.scores <= MAX_SCORES_FOR_ALL
+        return self.score_count <= MAX_SCORES_FOR_ALL_FAULTS
 
     @property
-    def serves_naming(self) -> bool:
+    def gives_diagnosis_evidence(self) -> bool:
         """True if failures are evidence for a name: of small cases in 64 bits, and of some in 32."""
         is_some = self.dtype == "float32" and len(self.case.id) % 4 == 0
-        return self.scores <= MAX_SCORES and (self.dtype == "float64" or is_some)
+        return self.score_count <= MAX_SCORES_FOR_DIAGNOSIS and (self.dtype == "float64" or is_some)
 
 
 def count_case_scores(case: Case) -> int:
@@ -79,10 +87,10 @@ Fingerprint: TypeAlias = tuple[tuple[str, str, tuple[int, ...], bytes], ...] | F
 class UnitScorer:
     """Judges the results of subjects on one unit."""
 
-    unit: Unit
-    _without: dict[Variant, Fingerprint] = field(default_factory=dict)
-    _judged: dict[tuple[Any, ...], tuple[StageJudgement, StageResult]] = field(default_factory=dict)
-    _findings: dict[Any, Findings] = field(default_factory=dict)
+    unit: SeededUnit
+    _fingerprints_without_fault: dict[BackendVariant, Fingerprint] = field(default_factory=dict)
+    _judged_stages: dict[tuple[Any, ...], tuple[StageJudgement, StageResult]] = field(default_factory=dict)
+    _stage_results: dict[Any, StageResults] = field(default_factory=dict)
     _evidence: dict[Any, Evidence | None] = field(default_factory=dict)
 
     @cached_property
@@ -100,32 +108,32 @@ class UnitScorer:
         """The exact answer."""
         return find_truth(problem_from_case(self.unit.case, self.inputs), whole=True)
 
-    def findings(self, subject: Subject) -> Findings | None:
+    def judge_subject(self, subject: Subject) -> StageResults | None:
         """Return the judged stages of a subject.
 
         None if the subject gives the result that it has without its fault, or that of the reference, which is judged
         only once; and if it never has the result of the operation.
         """
-        outcome, fingerprint = self._evaluated(subject.backend)
+        outcome, fingerprint = self._evaluate_variant(subject.backend)
         # A variant that hides the operation's result would not have it at all.
-        refused = tuple(f"{MISSING_STAGE} {stage}" for stage in subject.backend.hidden)
+        refused = tuple(f"{MISSING_STAGE} {stage}" for stage in subject.backend.hidden_stages)
         has_none = isinstance(outcome, Failure) and outcome.message.endswith(refused)
-        if has_none or self._is_without_effect(subject, fingerprint):
+        if has_none or self._has_no_effect(subject, fingerprint):
             return None
         if isinstance(outcome, Failure):
             return (StageResult("", None if outcome.verdict == "unsupported" else outcome.verdict),)
-        known = fingerprint, self._model_of(subject)
-        if known not in self._findings:
-            results = [result for _, result in self._judge(outcome.stages, *known)]
-            self._findings[known] = tuple(sorted(results, key=lambda result: STAGES.index(result.stage)))
-        return self._findings[known]
+        known = fingerprint, self._rounding_model_of(subject)
+        if known not in self._stage_results:
+            results = [result for _, result in self._judge_stages(outcome.stages, *known)]
+            self._stage_results[known] = tuple(sorted(results, key=lambda result: STAGES.index(result.stage)))
+        return self._stage_results[known]
 
-    def evidence(self, subject: Subject) -> Evidence | None:
+    def diagnosis_evidence(self, subject: Subject) -> Evidence | None:
         """Return the unit's evidence on a fault; None if the fault does not fail by its numbers."""
-        outcome, fingerprint = self._evaluated(subject.backend)
-        known = fingerprint, self._model_of(subject)
+        outcome, fingerprint = self._evaluate_variant(subject.backend)
+        known = fingerprint, self._rounding_model_of(subject)
         if not isinstance(outcome, Failure) and known not in self._evidence:
-            judgements = [judgement for judgement, _ in self._judge(outcome.stages, *known)]
+            judgements = [judgement for judgement, _ in self._judge_stages(outcome.stages, *known)]
             case = self.unit.case
             judged = judge_and_diagnose(self.truth, outcome.stages, case.stage_shapes, known[1], judgements=judgements)
             failing = [judgement.stage for judgement in judged.judgements if judgement.verdict in DIAGNOSABLE]
@@ -133,30 +141,30 @@ class UnitScorer:
             self._evidence[known] = evidence
         return self._evidence.get(known)
 
-    def _model_of(self, subject: Subject) -> str:
-        return subject.classes.get(self.unit.dtype) or REFERENCE_CLASSES[self.unit.dtype]
+    def _rounding_model_of(self, subject: Subject) -> str:
+        return subject.rounding_models.get(self.unit.dtype) or REFERENCE_CLASSES[self.unit.dtype]
 
     @cached_property
-    def _reference(self) -> tuple[ReferenceRun, Fingerprint]:
+    def _reference_run(self) -> tuple[ReferenceRun, Fingerprint]:
         run = run_reference(self.call)
-        return run, _fingerprint(run.outcome)
+        return run, _fingerprint_outcome(run.outcome)
 
-    def _evaluated(self, backend: Variant) -> tuple[Outcome, Fingerprint]:
-        run, right = self._reference
-        if run.has_the_bits_of(backend):
+    def _evaluate_variant(self, backend: BackendVariant) -> tuple[Outcome, Fingerprint]:
+        run, right = self._reference_run
+        if run.has_same_result_as(backend):
             return run.outcome, right
         outcome = evaluate_on_backend(backend, self.call)
-        return outcome, _fingerprint(outcome)
+        return outcome, _fingerprint_outcome(outcome)
 
-    def _is_without_effect(self, subject: Subject, fingerprint: Fingerprint) -> bool:
+    def _has_no_effect(self, subject: Subject, fingerprint: Fingerprint) -> bool:
         """Return whether the case does not reach a fault, or the step that a right variant replaces."""
-        if not isinstance(subject, Mutant) or subject.without is None:
-            return fingerprint == self._reference[1] and subject.name != REFERENCE
-        if subject.without not in self._without:
-            self._without[subject.without] = self._evaluated(subject.without)[1]
-        return fingerprint == self._without[subject.without]
+        if not isinstance(subject, Mutant) or subject.without_fault is None:
+            return fingerprint == self._reference_run[1] and subject.name != REFERENCE_NAME
+        if subject.without_fault not in self._fingerprints_without_fault:
+            self._fingerprints_without_fault[subject.without_fault] = self._evaluate_variant(subject.without_fault)[1]
+        return fingerprint == self._fingerprints_without_fault[subject.without_fault]
 
-    def _judge(
+    def _judge_stages(
         self, stages: Stages, fingerprint: Fingerprint, rounding_model: str
     ) -> list[tuple[StageJudgement, StageResult]]:
         """Judge every stage, in the order of computation."""
@@ -168,25 +176,25 @@ class UnitScorer:
         results: list[tuple[StageJudgement, StageResult]] = []
         for stage in sort_stages(stages, truth.judged.canonical.options):
             past = (*past, bits[stage])
-            if past not in self._judged:
-                has_step = not any(result.caught and result.is_origin for _, result in results)
+            if past not in self._judged_stages:
+                has_step = not any(result.caught and result.begins_error for _, result in results)
                 judgement = judge_stage(truth, stage, stages[stage], sound, shapes, rounding_model, has_step=has_step)
                 result = judge_stage_result(judgement, stages[stage], truth.exact.get(stage), self.unit.dtype)
-                self._judged[past] = judgement, result
-            results.append(self._judged[past])
+                self._judged_stages[past] = judgement, result
+            results.append(self._judged_stages[past])
         return results
 
 
-def _fingerprint(outcome: Outcome) -> Fingerprint:
+def _fingerprint_outcome(outcome: Outcome) -> Fingerprint:
     if isinstance(outcome, Failure):
         return outcome
     return tuple(
-        (name, _name_of(array.dtype), array.shape, digest_array(array)) for name, array in outcome.stages.items()
+        (name, _dtype_name(array.dtype), array.shape, digest_array(array)) for name, array in outcome.stages.items()
     )
 
 
 @lru_cache
-def _name_of(dtype: np.dtype[Any]) -> str:
+def _dtype_name(dtype: np.dtype[Any]) -> str:
     return dtype.name
 
 
@@ -208,30 +216,30 @@ class ReferenceRun:
     outcome: Outcome
     calls: tuple[_RecordedCall, ...]
 
-    def has_the_bits_of(self, variant: Variant) -> bool:
+    def has_same_result_as(self, variant: BackendVariant) -> bool:
         """Return whether a variant provably returns the same; False if that is unknown."""
-        if variant.steps is None or variant.hidden or not isinstance(self.outcome, Computed):
+        if variant.steps is None or variant.hidden_stages or not isinstance(self.outcome, Computed):
             return False
-        replaced = dict(variant.replaced)
+        replaced = dict(variant.replaced_functions)
         try:
             with np.errstate(all="ignore"):
-                return all(_returns_the_same(call, replaced) for call in self.calls)
+                return all(_is_call_unchanged(call, replaced) for call in self.calls)
         except BaseException:  # whatever a step raises has to be seen where it is raised
             return False
 
 
-def _returns_the_same(call: _RecordedCall, replaced: dict[tuple[str | None, str], Step]) -> bool:
+def _is_call_unchanged(call: _RecordedCall, replaced: dict[tuple[str | None, str], StepFunction]) -> bool:
     """Return whether the function that a variant calls instead of the reference's returns the same.
 
     A function whose steps are made for each call is the same if all that it calls is; these are added to ``replaced``.
     """
     function = replaced.get((call.caller, call.name)) or replaced.get((None, call.name))
     if isinstance(function, FunctionPerCall):
-        steps = function.steps_of(call.arrays, call.keywords)
+        steps = function.replacements_in_call(call.arrays, call.keywords)
         replaced |= {(call.name, name): step for name, step in steps.items()}
         return all(map(callable, steps.values()))  # and none is a library
     if function is None or (
-        isinstance(function, ReadingFault) and function.read(*call.arrays, **call.keywords) is None
+        isinstance(function, ReadingFault) and function.apply_reading(*call.arrays, **call.keywords) is None
     ):
         return True
     if call.caller is None:
@@ -239,26 +247,26 @@ def _returns_the_same(call: _RecordedCall, replaced: dict[tuple[str | None, str]
     return bool(_bitwise_key(function(*call.arrays, **call.keywords)) == _bitwise_key(call.returned))
 
 
-_CALLS: list[_RecordedCall] = []
-_RUNNING: list[str] = []
+_RECORDED_CALLS: list[_RecordedCall] = []
+_RUNNING_FUNCTIONS: list[str] = []
 
 
-def _record_calls(name: str, function: Step) -> Step:
+def _record_calls(name: str, function: StepFunction) -> StepFunction:
     @wraps(function)
-    def run(*arrays: Any, **keywords: Any) -> Any:
-        call = _RecordedCall(name, _RUNNING[-1] if _RUNNING else None, arrays, keywords)
-        _CALLS.append(call)
-        _RUNNING.append(name)
+    def run_and_record(*arrays: Any, **keywords: Any) -> Any:
+        call = _RecordedCall(name, _RUNNING_FUNCTIONS[-1] if _RUNNING_FUNCTIONS else None, arrays, keywords)
+        _RECORDED_CALLS.append(call)
+        _RUNNING_FUNCTIONS.append(name)
         try:
-            call.returned = _protect(function(*arrays, **keywords))
+            call.returned = _make_read_only(function(*arrays, **keywords))
         finally:
-            _RUNNING.pop()
+            _RUNNING_FUNCTIONS.pop()
         return call.returned
 
-    return run
+    return run_and_record
 
 
-def _protect(returned: Any) -> Any:
+def _make_read_only(returned: Any) -> Any:
     """Protect a result from changes: callers add stages to the dictionary, and a step may write in place."""
     for array in returned.values() if isinstance(returned, dict) else (returned,):
         if isinstance(array, np.ndarray):
@@ -268,15 +276,15 @@ def _protect(returned: Any) -> Any:
 
 def run_reference(call: Problem) -> ReferenceRun:
     """Evaluate a call, and record the reference's calls."""
-    _CALLS.clear()
-    outcome = evaluate_on_backend(_recorder(), call)
-    return ReferenceRun(outcome, tuple(_CALLS))
+    _RECORDED_CALLS.clear()
+    outcome = evaluate_on_backend(_recording_variant(), call)
+    return ReferenceRun(outcome, tuple(_RECORDED_CALLS))
 
 
 @lru_cache
-def _recorder() -> Variant:
-    backend = Variant()
-    for name, function in record_functions(_record_calls).items():
+def _recording_variant() -> BackendVariant:
+    backend = BackendVariant()
+    for name, function in wrap_backend_functions(_record_calls).items():
         if not name.startswith("_"):
             setattr(backend, name, function)
     return backend

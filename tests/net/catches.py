@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from attncheck.common.processors import available_processors
-from attncheck.mutation.catalogue import BY_HAND
+from attncheck.mutation.catalogue import HAND_WRITTEN_FAULTS
 from attncheck.mutation.judgement import NUMERIC_TIERS
 from attncheck.mutation.mutant import Mutant, Subject
 from attncheck.mutation.score import process_pool, run_mutants
@@ -79,11 +79,11 @@ def find_candidates(cases: Sequence[Case]) -> Candidates:
     units = [(unit.case, unit.dtype) for unit in Plan.of(cases, [])]
     standard = {cases[units[position][0]].id for position in standard_units(cases, units)}
     first, rest = ([case for case in cases if (case.id in standard) == chosen] for chosen in (True, False))
-    found = list(_caught(first, BY_HAND, exhaustive=True))
+    found = list(_caught(first, HAND_WRITTEN_FAULTS, exhaustive=True))
     caught = {(catch.fault, catch.dtype in SIXTEEN_BITS) for catch, _ in found}
     left = [
         (fault, tuple(dtype for dtype in fault.dtypes if (fault.name, dtype in SIXTEEN_BITS) not in caught))
-        for fault in BY_HAND
+        for fault in HAND_WRITTEN_FAULTS
     ]
     missed = [replace(fault, dtypes=dtypes) for fault, dtypes in left if dtypes]
     dtypes = {dtype for fault in missed for dtype in fault.dtypes}

@@ -19,13 +19,13 @@ from catches import HOW_TO_ACCEPT, Catch, read_catches
 
 from attncheck.diagnosis.case_evidence import Evidence
 from attncheck.execution.worker import Computed, evaluate_on_backend
-from attncheck.mutation.catalogue import BY_HAND, CONTROLS, EQUIVALENT, MUTANTS, SUBJECTS
-from attncheck.mutation.judgement import RIGHTLY, WRONGLY, diagnoses_by_subject, first_wrong_stage, naming_result
-from attncheck.mutation.kernel import Kernel
-from attncheck.mutation.mutant import REFERENCE, WIDE_DTYPES, Subject, Variant
-from attncheck.mutation.narrow import RIGHT
+from attncheck.mutation.catalogue import CONTROLS, EQUIVALENTS, HAND_WRITTEN_FAULTS, MUTANTS, SUBJECTS_BY_NAME
+from attncheck.mutation.judgement import RIGHTLY, WRONGLY, diagnoses_by_subject, first_wrong_stage, judge_diagnosis
+from attncheck.mutation.kernel import MixedPrecisionKernel
+from attncheck.mutation.mutant import REFERENCE_NAME, WIDE_DTYPES, BackendVariant, Subject
+from attncheck.mutation.narrow import RIGHT_KERNEL
 from attncheck.mutation.score import run_mutants
-from attncheck.mutation.unit import Unit, UnitScorer, count_case_scores
+from attncheck.mutation.unit import SeededUnit, UnitScorer, count_case_scores
 from attncheck.planning.plan import recorded_units
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
@@ -57,24 +57,24 @@ def _recorded() -> tuple[dict[tuple[str, str], list[Catch]], dict[str, Case]]:
 
 def test_every_fault_is_caught_by_a_standard_case_also_where_numbers_are_wide_and_no_other_is_recorded() -> None:
     recorded = {catch.fault for catch in read_catches() if catch.dtype in WIDE_DTYPES}
-    lacking = sorted({fault.name for fault in BY_HAND if {*fault.dtypes} & {*WIDE_DTYPES}} - recorded)
+    lacking = sorted({fault.name for fault in HAND_WRITTEN_FAULTS if {*fault.dtypes} & {*WIDE_DTYPES}} - recorded)
     assert not lacking, f"no case is recorded for {lacking[:_MOST]}, {len(lacking)} in all. {HOW_TO_ACCEPT}."
     units = {(case, dtype) for case, dtypes in recorded_units().items() for dtype in dtypes}
     catches = read_catches()
     assert {(catch.case, catch.dtype) for catch in catches} == units
-    assert {catch.fault for catch in catches} == {fault.name for fault in BY_HAND}
+    assert {catch.fault for catch in catches} == {fault.name for fault in HAND_WRITTEN_FAULTS}
 
 
 def test_every_fault_is_caught_by_its_recorded_case_at_its_recorded_stage() -> None:
     units, cases = _recorded()
     offenders = []
     for (case, dtype), catches in units.items():
-        scorer = UnitScorer(Unit(cases[case], dtype))
-        right = _stages(scorer, SUBJECTS[REFERENCE].backend).keys()
+        scorer = UnitScorer(SeededUnit(cases[case], dtype))
+        right = _stages(scorer, SUBJECTS_BY_NAME[REFERENCE_NAME].backend).keys()
         for catch in catches:
-            findings = scorer.findings(SUBJECTS[catch.fault])
+            findings = scorer.judge_subject(SUBJECTS_BY_NAME[catch.fault])
             returned = {each.stage for each in findings or ()}
-            if catch.stage and (lost := right - SUBJECTS[catch.fault].backend.hidden ^ returned):
+            if catch.stage and (lost := right - SUBJECTS_BY_NAME[catch.fault].backend.hidden_stages ^ returned):
                 offenders.append(
                     f"{catch.fault} and the reference do not both return {', '.join(sorted(lost))} of {case}"
                 )
@@ -88,7 +88,7 @@ def test_every_fault_is_caught_by_its_recorded_case_at_its_recorded_stage() -> N
 
 
 def test_every_fault_that_follows_from_the_specification_is_caught_by_some_case() -> None:
-    generated = [fault for fault in MUTANTS if fault not in BY_HAND]
+    generated = [fault for fault in MUTANTS if fault not in HAND_WRITTEN_FAULTS]
     assert len(generated) > 600
     frames = run_mutants(select_cases([]).cases, subjects=generated)
     assert frames.survivors[["subject", "reached_by"]].to_dict("records") == []
@@ -100,13 +100,13 @@ def test_what_a_recorded_case_says_of_a_fault_is_seldom_wrong() -> None:
     found: dict[str, dict[tuple[str, str, int], Evidence]] = defaultdict(dict)
     for case, dtype in sorted(units)[::_NAMED_ONE_IN]:
         catches = units[case, dtype]
-        scorer = UnitScorer(Unit(cases[case], dtype))
-        if scorer.unit.serves_naming:
+        scorer = UnitScorer(SeededUnit(cases[case], dtype))
+        if scorer.unit.gives_diagnosis_evidence:
             for catch in catches:
-                if (evidence := scorer.evidence(SUBJECTS[catch.fault])) is not None:
+                if (evidence := scorer.diagnosis_evidence(SUBJECTS_BY_NAME[catch.fault])) is not None:
                     found[catch.fault][case, dtype, 0] = evidence
     names = diagnoses_by_subject(found)
-    how = {fault: naming_result(SUBJECTS[fault], said) for fault, said in names.items()}
+    how = {fault: judge_diagnosis(SUBJECTS_BY_NAME[fault], said) for fault, said in names.items()}
     wrongly = {fault: names[fault] for fault, each in how.items() if each == WRONGLY}
     assert len(wrongly) <= _WRONGLY * len(how), wrongly
     assert sum(each == RIGHTLY for each in how.values()) >= _RIGHTLY * len(how)
@@ -114,19 +114,19 @@ def test_what_a_recorded_case_says_of_a_fault_is_seldom_wrong() -> None:
 
 def test_right_variants_are_not_flagged_and_equivalent_ones_are_the_reference() -> None:
     units, cases = _recorded()
-    flagged, differing = [], {REFERENCE}
+    flagged, differing = [], {REFERENCE_NAME}
     for case, dtype in sorted(units)[::_ONE_IN]:
-        scorer = UnitScorer(Unit(cases[case], dtype))
-        for subject in (*CONTROLS, *EQUIVALENT):
+        scorer = UnitScorer(SeededUnit(cases[case], dtype))
+        for subject in (*CONTROLS, *EQUIVALENTS):
             if dtype in subject.dtypes:
-                findings = scorer.findings(subject) or ()
+                findings = scorer.judge_subject(subject) or ()
                 flagged += [f"{subject.name} at {each.stage} of {case} in {dtype}" for each in findings if each.caught]
                 # A softmax that takes its sinks as keys adds them up in another order, whatever else it does.
-                is_compared = subject not in EQUIVALENT or "sinks" not in scorer.inputs.arrays
+                is_compared = subject not in EQUIVALENTS or "sinks" not in scorer.inputs.arrays
                 is_compared &= subject.name not in differing
                 differing |= {subject.name} if is_compared and _differs(subject, scorer) else set()
     assert not flagged, "\n".join(flagged[:_MOST])
-    other = sorted({each.name for each in EQUIVALENT} & differing)
+    other = sorted({each.name for each in EQUIVALENTS} & differing)
     assert not other, f"these are not the reference: {other}"
     others = [each for each in CONTROLS if each.name not in (*differing, *_DIFFERS_ELSEWHERE)]
     alike = _never_differing(others, cases.values())
@@ -139,20 +139,24 @@ def _never_differing(subjects: Iterable[Subject], cases: Iterable[Case]) -> list
     for case in (case for case in cases if count_case_scores(case) <= _SMALL):
         for dtype in case.dtypes:
             if any(dtype in subject.dtypes for subject in left):
-                scorer = UnitScorer(Unit(case, dtype))
+                scorer = UnitScorer(SeededUnit(case, dtype))
                 left = [subject for subject in left if dtype not in subject.dtypes or not _differs(subject, scorer)]
     return left
 
 
 def _differs(subject: Subject, scorer: UnitScorer) -> bool:
     """Whether a variant returns other numbers than what it is a variant of: the reference, or a plain kernel."""
-    is_kernel = isinstance(subject.backend, Kernel) and scorer.unit.dtype != "float64" and "float64" in subject.dtypes
-    plain = _stages(scorer, RIGHT if is_kernel else SUBJECTS[REFERENCE].backend)
+    is_kernel = (
+        isinstance(subject.backend, MixedPrecisionKernel)
+        and scorer.unit.dtype != "float64"
+        and "float64" in subject.dtypes
+    )
+    plain = _stages(scorer, RIGHT_KERNEL if is_kernel else SUBJECTS_BY_NAME[REFERENCE_NAME].backend)
     found = {stage: array for stage, array in _stages(scorer, subject.backend).items() if stage in plain}
     return any(not np.array_equal(array, plain[stage], equal_nan=True) for stage, array in found.items())
 
 
-def _stages(scorer: UnitScorer, backend: Variant) -> Mapping[str, NDArray[Any]]:
+def _stages(scorer: UnitScorer, backend: BackendVariant) -> Mapping[str, NDArray[Any]]:
     """Return the stages that an implementation returns; none where it raises."""
     with np.errstate(all="ignore"):
         outcome = evaluate_on_backend(backend, scorer.call)

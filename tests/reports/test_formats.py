@@ -34,8 +34,8 @@ from tables import CASES, tables_beside
 from attncheck import check
 from attncheck.common.errors import ExitCode, OutputError
 from attncheck.common.wording import ESCAPED_CHARACTERS, escape_to_one_line
-from attncheck.mutation.catalogue import SUBJECTS
-from attncheck.mutation.score import mutants_document, print_mutation, run_mutants
+from attncheck.mutation.catalogue import SUBJECTS_BY_NAME
+from attncheck.mutation.score import mutants_document, print_mutation_score, run_mutants
 from attncheck.reading.selection import select_cases
 from attncheck.reports import ci, markdown
 from attncheck.reports.ci import (
@@ -581,11 +581,14 @@ def test_an_element_of_a_document_has_the_index_that_the_document_counts(hand: A
 def test_a_mutation_score_says_what_was_spared_and_tries_other_rules_only_where_nothing_was(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    subjects, cases = [SUBJECTS["maximum_not_subtracted"], SUBJECTS["reference"]], select_cases(["softmax.yaml"]).cases
+    subjects, cases = (
+        [SUBJECTS_BY_NAME["maximum_not_subtracted"], SUBJECTS_BY_NAME["reference"]],
+        select_cases(["softmax.yaml"]).cases,
+    )
     spared = "each right variant was put to a share of the cases"
     for exhaustive in (False, True):
         frames = run_mutants(cases, subjects=subjects, exhaustive=exhaustive)
-        print_mutation(frames)
+        print_mutation_score(frames)
         printed = capsys.readouterr().out
         assert (spared in printed, "under other rules" in printed) == (not exhaustive, exhaustive)
         document = mutants_document(frames, ExitCode.AGREE)

@@ -18,7 +18,7 @@ from attncheck.attention.sampling import select_stage_rows
 from attncheck.attention.walk import value_walk
 from attncheck.execution.operations import run_operation
 from attncheck.judging.judge_stages import judge_stages
-from attncheck.mutation.catalogue import CONTROLS, SUBJECTS
+from attncheck.mutation.catalogue import CONTROLS, SUBJECTS_BY_NAME
 from attncheck.mutation.judgement import REFERENCE_CLASSES
 from attncheck.reading.lowering import rotary_table_rows
 from attncheck.spec import OPERATIONS
@@ -157,7 +157,7 @@ def test_no_right_way_to_compute_exceeds_its_bounds(name: str) -> None:
                     continue
                 count += 1
                 shapes = {stage: exact.shape for stage, exact in truth.exact.items()}
-                model = control.classes.get(dtype, REFERENCE_CLASSES.get(dtype, ""))
+                model = control.rounding_models.get(dtype, REFERENCE_CLASSES.get(dtype, ""))
                 assert truth.bounds.of(model).keys() == truth.exact.keys()
                 found = judge_stages(truth.for_returned(stages), stages, shapes, model)
             wrong = [each for each in found if each.verdict is not Verdict.AGREE]
@@ -184,7 +184,7 @@ def test_bounds_are_not_idle(name: str) -> None:
 
 def test_a_sum_over_weights_made_again_is_within_the_bounds_of_peaked_rows() -> None:
     """Such weights add up to 1 but for L's error, which meets all of Delta, where y is nearly 0."""
-    control, beside = SUBJECTS["gradient_row_sum_of_weights_made_again"], []
+    control, beside = SUBJECTS_BY_NAME["gradient_row_sum_of_weights_made_again"], []
     for seed in range(8):
         random = np.random.RandomState(seed).standard_normal
         inputs = {name: random((2, 6, 5, 7)) for name in ("query", "key", "value", "grad_output")}

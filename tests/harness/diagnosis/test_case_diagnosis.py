@@ -30,8 +30,8 @@ from attncheck.diagnosis.wrong_result import FailingCase
 from attncheck.judging.judge_implementation import JudgedStages, KnownEmptyRows
 from attncheck.judging.truth import find_truth
 from attncheck.mutation.catalogue import MUTANTS
-from attncheck.mutation.judgement import RIGHTLY, diagnoses_by_subject, naming_result
-from attncheck.mutation.unit import Unit, UnitScorer, count_case_scores
+from attncheck.mutation.judgement import RIGHTLY, diagnoses_by_subject, judge_diagnosis
+from attncheck.mutation.unit import SeededUnit, UnitScorer, count_case_scores
 from attncheck.reading.problem import Problem as ReadProblem
 from attncheck.reading.selection import select_cases
 from attncheck.spec.verdicts import Verdict
@@ -69,14 +69,14 @@ def test_faults_are_named_in_cases_of_their_topic(topic: str) -> None:
     ]
     for number, place in enumerate(sorted(range(len(cases)), key=lambda place: (place % AT_A_TIME, place)), 1):
         if "float64" in cases[place].dtypes:
-            scorer = UnitScorer(Unit(cases[place], "float64"))
+            scorer = UnitScorer(SeededUnit(cases[place], "float64"))
             for fault in faults:
-                if (evidence := scorer.evidence(fault)) is not None:
+                if (evidence := scorer.diagnosis_evidence(fault)) is not None:
                     found[fault.name][cases[place].id, "float64", 0] = evidence
         if number % AT_A_TIME == 0 or number == len(cases):
             said = diagnoses_by_subject(found)
             rightly = {
-                fault.diagnosis[0] for fault in faults if naming_result(fault, said.get(fault.name, ())) == RIGHTLY
+                fault.diagnosis[0] for fault in faults if judge_diagnosis(fault, said.get(fault.name, ())) == RIGHTLY
             }
             unnamed -= rightly
             if unnamed <= ELSEWHERE:

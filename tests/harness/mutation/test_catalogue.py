@@ -23,22 +23,29 @@ from attncheck.diagnosis.readings import CATALOGUE
 from attncheck.execution.operations import run_operation
 from attncheck.execution.worker import Computed, Outcome, evaluate_on_backend
 from attncheck.mutation.catalogue import (
-    BY_HAND,
     CONTROLS,
-    EQUIVALENT,
+    EQUIVALENTS,
     FAULTS_IN_THE_WILD,
+    HAND_WRITTEN_FAULTS,
     MUTANTS,
-    SUBJECTS,
-    TOPICS,
-    arguments_of,
-    faults_of,
+    SUBJECTS_BY_NAME,
+    TOPIC_MODULES,
+    arguments_of_operation,
+    faults_of_argument,
     faults_of_option,
     variant_named,
 )
-from attncheck.mutation.judgement import NOT_NAMED, RIGHTLY, WRONGLY, diagnosis_names, naming_result
-from attncheck.mutation.kernel import Array, Kernel, bfloat16, tf32, truncated_bfloat16, truncated_tf32
-from attncheck.mutation.mutant import WIDE_DTYPES, Control, StepsPerCall, Variant, subjects_of_module
-from attncheck.mutation.narrow import block_product, product_in_two_parts, rounded_product
+from attncheck.mutation.judgement import NOT_NAMED, RIGHTLY, WRONGLY, diagnosis_names, judge_diagnosis
+from attncheck.mutation.kernel import (
+    Array,
+    MixedPrecisionKernel,
+    round_to_bfloat16,
+    round_to_tf32,
+    truncate_to_bfloat16,
+    truncate_to_tf32,
+)
+from attncheck.mutation.mutant import WIDE_DTYPES, BackendVariant, Control, StepsPerCall, subjects_of_module
+from attncheck.mutation.narrow import rounded_product, tensor_core_product, two_part_product
 from attncheck.mutation.unit import count_case_scores, run_reference
 from attncheck.reading.inputs import make_inputs, problem_from_case
 from attncheck.reading.problem import Problem
@@ -58,9 +65,9 @@ LOG_SUM_EXP_IN_FLOAT32 = {
 
 
 def test_names_are_unique_and_can_be_written_in_an_identifier_and_diagnoses_are_those_of_readings() -> None:
-    assert len(SUBJECTS) == len(MUTANTS) + len(CONTROLS) + len(EQUIVALENT)
-    assert all(re.fullmatch(r"[a-z][a-z0-9_]+", name) for name in SUBJECTS)
-    assert variant_named("reference") == SUBJECTS["reference"].backend
+    assert len(SUBJECTS_BY_NAME) == len(MUTANTS) + len(CONTROLS) + len(EQUIVALENTS)
+    assert all(re.fullmatch(r"[a-z][a-z0-9_]+", name) for name in SUBJECTS_BY_NAME)
+    assert variant_named("reference") == SUBJECTS_BY_NAME["reference"].backend
     with pytest.raises(KeyError):
         variant_named("no_such_fault")
     names = {reading.name for readings in CATALOGUE.values() for reading in readings}
@@ -70,9 +77,9 @@ def test_names_are_unique_and_can_be_written_in_an_identifier_and_diagnoses_are_
 def test_every_variant_says_what_it_does_and_where_it_applies() -> None:
     texts = {each.name: (each.description,) for each in CONTROLS}
     texts |= {each.name: (each.description, each.topic) for each in MUTANTS}
-    texts |= {each.name: (each.description, each.proof) for each in EQUIVALENT}
+    texts |= {each.name: (each.description, each.proof) for each in EQUIVALENTS}
     silent = [name for name, said in texts.items() if not all(text.strip() for text in said)]
-    nowhere = [name for name, each in SUBJECTS.items() if not each.dtypes or not set(each.dtypes) <= ALL_DTYPES]
+    nowhere = [name for name, each in SUBJECTS_BY_NAME.items() if not each.dtypes or not set(each.dtypes) <= ALL_DTYPES]
     assert (silent, nowhere) == ([], [])
 
 
@@ -81,11 +88,13 @@ def test_every_module_that_registers_subjects_is_a_topic_of_the_catalogue() -> N
         path.stem
         for path in Path(attncheck.mutation.__file__).parent.glob("*.py")
         if re.search(
-            r"^from attncheck\.mutation\.mutant import [^)]*?\b(mutant|control)\b", path.read_text(), re.MULTILINE
+            r"^from attncheck\.mutation\.mutant import [^)]*?\b(register_fault|register_control)\b",
+            path.read_text(),
+            re.MULTILINE,
         )
     }
-    assert modules - {"catalogue"} == {topic.__name__.rpartition(".")[2] for topic in TOPICS}
-    assert all(subjects_of_module(topic.__name__) for topic in TOPICS)
+    assert modules - {"catalogue"} == {topic.__name__.rpartition(".")[2] for topic in TOPIC_MODULES}
+    assert all(subjects_of_module(topic.__name__) for topic in TOPIC_MODULES)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -95,7 +104,7 @@ def test_kernels_with_ends_in_16_bits_return_16_bits(dtype: str) -> None:
     inputs = {name: rng.normal(size=shape).astype(numpy_dtype(dtype)) for name, shape in shapes.items()}
     learned = inputs | {"mask": rng.random((1, 1, 2, 3)) < 0.8, "grad_output": inputs["query"]}
     tasks = Problem("attention", {}, inputs), Problem("attention_gradients", {"softcap": 1.3}, learned)
-    kernels = [each for each in (*MUTANTS, *CONTROLS) if isinstance(each.backend, Kernel)]
+    kernels = [each for each in (*MUTANTS, *CONTROLS) if isinstance(each.backend, MixedPrecisionKernel)]
     kernels = [each for each in kernels if not isinstance(each, Control) or "float64" in each.dtypes]
     offenders = []
     for subject in kernels:
@@ -111,12 +120,12 @@ def test_kernels_with_ends_in_16_bits_return_16_bits(dtype: str) -> None:
 
 
 def test_what_is_told_of_a_fault_is_right_wrong_or_nothing() -> None:
-    missing, honest = SUBJECTS["scale_missing"], CONTROLS[0]
-    assert naming_result(missing, ()) == NOT_NAMED
-    assert naming_result(missing, ("scale-one",)) == RIGHTLY
-    assert naming_result(missing, ("scale-twice or scale-one",)) == RIGHTLY
-    assert naming_result(missing, ("scale-one", "bias-twice")) == WRONGLY
-    assert naming_result(honest, ("scale-one",)) == WRONGLY
+    missing, honest = SUBJECTS_BY_NAME["scale_missing"], CONTROLS[0]
+    assert judge_diagnosis(missing, ()) == NOT_NAMED
+    assert judge_diagnosis(missing, ("scale-one",)) == RIGHTLY
+    assert judge_diagnosis(missing, ("scale-twice or scale-one",)) == RIGHTLY
+    assert judge_diagnosis(missing, ("scale-one", "bias-twice")) == WRONGLY
+    assert judge_diagnosis(honest, ("scale-one",)) == WRONGLY
     fit = Match("scale-one", "", "scores", "numeric", "1")
     assert diagnosis_names([Decision(fit), Decision(), Decision(fit)]) == ("scale-one",)
 
@@ -132,17 +141,19 @@ def test_an_operation_that_takes_one_more_argument_has_faults_of_it() -> None:
     attention = OPERATIONS["attention"]
     scales = optional_input("H", neutral=1)
     wider = replace(attention, inputs={**attention.inputs, "head_scales": scales})
-    found = {fault.name for fault in faults_of(wider, "head_scales", scales)}
+    found = {fault.name for fault in faults_of_argument(wider, "head_scales", scales)}
     assert found >= {"left_out", "neutral", "taken_twice", "negated", "in_bfloat16", "of_the_next_head"}
-    assert "head_scales" not in dict(arguments_of(wider)), "the NumPy backend does not take it yet"
+    assert "head_scales" not in dict(arguments_of_operation(wider)), "the NumPy backend does not take it yet"
 
 
 def test_every_operation_has_faults_and_none_has_two_of_a_name() -> None:
-    generated = [fault for fault in MUTANTS if fault.of is not None]
-    assert {fault.of[0] for fault in generated if fault.of} == set(OPERATIONS)
-    met = [fault for fault in generated if fault in BY_HAND]
+    generated = [fault for fault in MUTANTS if fault.operation_and_argument is not None]
+    assert {fault.operation_and_argument[0] for fault in generated if fault.operation_and_argument} == set(OPERATIONS)
+    met = [fault for fault in generated if fault in HAND_WRITTEN_FAULTS]
     assert {fault.name for fault in met} == FAULTS_IN_THE_WILD.keys()
-    assert len({fault.name for fault in MUTANTS}) == len(MUTANTS) == len(BY_HAND) + len(generated) - len(met)
+    assert (
+        len({fault.name for fault in MUTANTS}) == len(MUTANTS) == len(HAND_WRITTEN_FAULTS) + len(generated) - len(met)
+    )
 
 
 RNG = np.random.default_rng(20170612)
@@ -174,7 +185,7 @@ def doubled(query: Array, key: Array) -> Array:
 
 
 def test_a_step_is_replaced_wherever_it_is_used_or_in_one_function_alone() -> None:
-    everywhere, in_one = Variant({"_dot": doubled}), Variant({"dot_scores._dot": doubled})
+    everywhere, in_one = BackendVariant({"_dot": doubled}), BackendVariant({"dot_scores._dot": doubled})
     right = numpy_backend.cosine_scores(QUERY, QUERY)["scores"]
     assert np.array_equal(everywhere.cosine_scores(QUERY, QUERY)["scores"], 2 * right)
     assert np.array_equal(in_one.cosine_scores(QUERY, QUERY)["scores"], right)
@@ -191,9 +202,9 @@ def test_a_step_that_would_change_nothing_is_refused() -> None:
         ("mask_scores._dot", "mask_scores of numpy_backend uses no _dot"),
     ):
         with pytest.raises(KeyError, match=message):
-            Variant({step: doubled})
+            BackendVariant({step: doubled})
     with pytest.raises(KeyError, match="attention of numpy_backend uses no _dot"):
-        Variant({"attention": StepsPerCall(lambda call: {"_dot": doubled})}).attention(QUERY, KEY, VALUE)
+        BackendVariant({"attention": StepsPerCall(lambda call: {"_dot": doubled})}).attention(QUERY, KEY, VALUE)
 
 
 # What is told of a fault from a step alone: that it has the bits of the reference
@@ -221,10 +232,10 @@ def test_whoever_is_said_to_have_the_references_bits_has_them(
         asked = Problem(problem.operation, problem.options, arrays, problem.memory_layout)
         run = run_reference(asked)
         right = _bits(evaluate_on_backend(numpy_backend, asked))
-        assert _bits(run.outcome) == _bits(evaluate_on_backend(SUBJECTS["reference"].backend, asked)) == right
-        for name, subject in SUBJECTS.items():
+        assert _bits(run.outcome) == _bits(evaluate_on_backend(SUBJECTS_BY_NAME["reference"].backend, asked)) == right
+        for name, subject in SUBJECTS_BY_NAME.items():
             is_same = _bits(evaluate_on_backend(subject.backend, asked)) == right
-            is_decided = run.has_the_bits_of(subject.backend)
+            is_decided = run.has_same_result_as(subject.backend)
             assert is_same or not is_decided, name
             decided, same = decided + is_decided, same + is_same
     assert decided > same / 2, "most of what is the same is told from a step alone"
@@ -239,8 +250,8 @@ def test_a_step_that_writes_into_what_it_is_handed_spoils_nothing() -> None:
         scores[...] = 0
         return numpy_backend._softmax_with_sinks(scores, sinks, empty_rows)
 
-    variant = Variant({"_softmax_with_sinks": in_place})
-    assert not run.has_the_bits_of(variant)
+    variant = BackendVariant({"_softmax_with_sinks": in_place})
+    assert not run.has_same_result_as(variant)
     assert _bits(run.outcome) == before
     assert isinstance(evaluate_on_backend(variant, task), Computed)
 
@@ -262,17 +273,17 @@ Product = Callable[[Array, Array], Array]
 
 PRODUCTS: dict[str, tuple[Product, ...]] = {
     "tf32_products": (
-        rounded_product(tf32),
-        rounded_product(truncated_tf32, block_product(4)),
-        rounded_product(truncated_tf32, block_product(8)),
+        rounded_product(round_to_tf32),
+        rounded_product(truncate_to_tf32, tensor_core_product(4)),
+        rounded_product(truncate_to_tf32, tensor_core_product(8)),
     ),
     "bf16_products": (
-        rounded_product(bfloat16),
-        rounded_product(truncated_bfloat16, block_product(4)),
+        rounded_product(round_to_bfloat16),
+        rounded_product(truncate_to_bfloat16, tensor_core_product(4)),
     ),
     "bf16x3_products": (
-        product_in_two_parts(bfloat16),
-        product_in_two_parts(truncated_bfloat16, block_product(4)),
+        two_part_product(round_to_bfloat16),
+        two_part_product(truncate_to_bfloat16, tensor_core_product(4)),
     ),
 }
 
@@ -307,9 +318,9 @@ def test_the_next_coarser_product_is_outside_of_it() -> None:
 @pytest.mark.parametrize("terms", [4, 8])
 def test_a_tensor_core_cuts_sums_off_towards_zero(terms: int) -> None:
     rng = np.random.default_rng(terms)
-    left, right = (tf32(np.abs(array)) for array in matrices(rng, 64))
+    left, right = (round_to_tf32(np.abs(array)) for array in matrices(rng, 64))
     exact = left.astype(np.float64) @ right.astype(np.float64)
-    found = block_product(terms)(left, right)
+    found = tensor_core_product(terms)(left, right)
     assert found.dtype == np.float32
     assert (found <= exact).all()
     assert (found < exact).mean() > 0.9
@@ -318,8 +329,8 @@ def test_a_tensor_core_cuts_sums_off_towards_zero(terms: int) -> None:
 def test_a_tensor_core_aligns_what_it_adds_to_the_largest_and_small_integers_are_exact() -> None:
     """2^24 and 1 do not meet in 24 bits: each 1 is lost beside 2^24, though four of them would not be."""
     left, right = np.array([[2.0**24, 1, 1, 1]], np.float32), np.ones((4, 1), np.float32)
-    assert block_product(4)(left, right).item() == 2.0**24
-    assert block_product(4)(left[:, ::-1], right).item() == 2.0**24
+    assert tensor_core_product(4)(left, right).item() == 2.0**24
+    assert tensor_core_product(4)(left[:, ::-1], right).item() == 2.0**24
     assert (left[:, 1:] @ right[1:]).item() == 3
     rng = np.random.default_rng(3)
     left, right = rng.integers(-8, 9, (6, 33)).astype(np.float32), rng.integers(-8, 9, (33, 5)).astype(np.float32)

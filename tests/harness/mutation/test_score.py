@@ -19,11 +19,11 @@ from attncheck.execution.worker import Computed, Failure, evaluate_on_backend
 from attncheck.judging.judge_stages import StageJudgement, judge_stages, sort_stages
 from attncheck.judging.truth import Truth
 from attncheck.mutation import unit
-from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, SUBJECTS
+from attncheck.mutation.catalogue import CONTROLS, EQUIVALENTS, SUBJECTS_BY_NAME
 from attncheck.mutation.judgement import RULES, first_wrong_stage, rejected_by_rules
-from attncheck.mutation.mutant import Mutant, Subject, Variant
-from attncheck.mutation.score import BY_HAND, MutationFrames, process_pool, redraw_case, run_mutants
-from attncheck.mutation.unit import MAX_SCORES_FOR_ALL, Unit, UnitScorer
+from attncheck.mutation.mutant import BackendVariant, Mutant, Subject
+from attncheck.mutation.score import HAND_WRITTEN_STOP_RULE, MutationFrames, process_pool, redraw_case, run_mutants
+from attncheck.mutation.unit import MAX_SCORES_FOR_ALL_FAULTS, SeededUnit, UnitScorer
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import make_exact_inputs
 from attncheck.reading.problem import Problem
@@ -36,7 +36,7 @@ def cases(load_text: Callable[[str], list[Case]]) -> list[Case]:
 
 
 def subjects(*names: str) -> list[Subject]:
-    return [SUBJECTS[name] for name in names]
+    return [SUBJECTS_BY_NAME[name] for name in names]
 
 
 def test_a_fault_is_caught_where_a_case_reaches_it_and_survives_where_none_does(cases: list[Case]) -> None:
@@ -71,10 +71,10 @@ def test_a_large_case_is_put_to_faults_alone_that_smaller_ones_did_not_settle(
     cases: list[Case], load_text: Callable[[str], list[Case]]
 ) -> None:
     long = load_text(CASES["drawn and typed"].replace("shape: [4,", "shape: [700,").replace("Drawn", "Long"))[0]
-    again = [replace(cases[0], id=f"prefix/{number}") for number in range(BY_HAND.large)]
+    again = [replace(cases[0], id=f"prefix/{number}") for number in range(HAND_WRITTEN_STOP_RULE.large_catches)]
     chosen = subjects("scale_missing", "keys_behind_tiles_of_32_dropped", "keys_reversed")
     asked = [each for each in run_mutants([long, *again], subjects=chosen).evaluations if each.case == "prefix/long"]
-    assert MAX_SCORES_FOR_ALL < 3 * 700
+    assert MAX_SCORES_FOR_ALL_FAULTS < 3 * 700
     assert {each.subject for each in asked} == {"keys_behind_tiles_of_32_dropped", "keys_reversed"}
     assert {each.complete for each in asked} == {False}
     fewer = run_mutants([long, *again[1:]], subjects=chosen).evaluations
@@ -82,10 +82,14 @@ def test_a_large_case_is_put_to_faults_alone_that_smaller_ones_did_not_settle(
 
 
 def test_a_fault_that_enough_cases_caught_and_named_is_spared_the_others(cases: list[Case]) -> None:
-    many = [replace(cases[0], id=f"prefix/{number:03}") for number in range(2 * BY_HAND.names)]
+    many = [replace(cases[0], id=f"prefix/{number:03}") for number in range(2 * HAND_WRITTEN_STOP_RULE.diagnosis_cases)]
     chosen = subjects("scale_missing", "attention_mask_neutral")
     few, every = run_mutants(many, subjects=chosen), run_mutants(many, subjects=chosen, exhaustive=True)
-    assert BY_HAND.small < _caught_by(few)["scale_missing"][0] <= BY_HAND.names
+    assert (
+        HAND_WRITTEN_STOP_RULE.small_catches
+        < _caught_by(few)["scale_missing"][0]
+        <= HAND_WRITTEN_STOP_RULE.diagnosis_cases
+    )
     assert _caught_by(few)["scale_missing"][1]
     assert _caught_by(every) == {"scale_missing": (len(many), False), "attention_mask_neutral": (0, False)}
     assert (few.subjects["named"] == every.subjects["named"]).all()
@@ -108,7 +112,7 @@ def test_a_fresh_seed_redraws_what_is_drawn_and_every_seed_has_to_catch(cases: l
         right = query @ np.swapaxes(key, -1, -2)
         return right + (query.size == 15 and query.flat[0] == query.dtype.type(firsts[0]))
 
-    fault = Mutant("of_one_seed", "", Variant({"dot_scores._dot": dot}))
+    fault = Mutant("of_one_seed", "", BackendVariant({"dot_scores._dot": dot}))
     frames = run_mutants(cases, (0, 1, 2), subjects=[fault])
     assert {each.seed for each in frames.evaluations} == {0}
     assert [*zip(frames.subjects["seeds"], frames.subjects["caught_in"], strict=True)] == [(3, 1), (3, 1)]
@@ -116,11 +120,11 @@ def test_a_fresh_seed_redraws_what_is_drawn_and_every_seed_has_to_catch(cases: l
 
 
 def test_a_variant_that_raises_is_caught_and_one_that_cannot_is_not(cases: list[Case]) -> None:
-    def raise_(error: Exception) -> Variant:
+    def raise_(error: Exception) -> BackendVariant:
         def normalise(scores: Any, *given: Any) -> Any:
             raise error
 
-        return Variant({"_softmax_with_sinks": normalise})
+        return BackendVariant({"_softmax_with_sinks": normalise})
 
     faulty = Mutant("raises", "", raise_(ValueError("no")))
     unable = Mutant("unable", "", raise_(NotImplementedError("no")))
@@ -153,7 +157,7 @@ SHARED = ("scale_missing", "softcap_ignored", "keys_reversed", "keys_behind_tile
 
 def test_several_processes_find_what_one_finds() -> None:
     cases = [*select_cases(["softcap.yaml"]).cases[:4], *select_cases(["probes/long_rows.yaml"]).cases[:1]]
-    subjects = [*(SUBJECTS[name] for name in SHARED), *CONTROLS[:2], *EQUIVALENT[:1]]
+    subjects = [*(SUBJECTS_BY_NAME[name] for name in SHARED), *CONTROLS[:2], *EQUIVALENTS[:1]]
     alone = run_mutants(cases, (0, 1), subjects=subjects)
     with process_pool(2) as pool:
         together = run_mutants(cases, (0, 1), pool=pool, subjects=subjects)
@@ -203,12 +207,12 @@ def test_what_begins_with_the_same_stages_is_judged_once_and_as_ever(
         return judge_one(truth, stage, *rest, has_step=has_step)
 
     monkeypatch.setattr(unit, "judge_stage", counted)
-    scorer = UnitScorer(Unit(masked, "float64"))
+    scorer = UnitScorer(SeededUnit(masked, "float64"))
     for name, first in ({"reference": "raw_scores"} | BEGINS).items():
         judged.clear()
-        findings = scorer.findings(SUBJECTS[name])
+        findings = scorer.judge_subject(SUBJECTS_BY_NAME[name])
         assert findings is not None
-        outcome = evaluate_on_backend(SUBJECTS[name].backend, scorer.call)
+        outcome = evaluate_on_backend(SUBJECTS_BY_NAME[name].backend, scorer.call)
         assert isinstance(outcome, Computed)
         plain = judge_stages(scorer.truth, outcome.stages, masked.stage_shapes, "native")
         assert [each.caught for each in findings] == [bool(each.verdict.exit_code) for each in plain]
@@ -217,8 +221,8 @@ def test_what_begins_with_the_same_stages_is_judged_once_and_as_ever(
         order = sort_stages(outcome.stages)
         assert judged == order[order.index(first) :], "all stages before it are the reference's"
     judged.clear()
-    again = Mutant("again", "", SUBJECTS["scale_missing"].backend)
-    assert scorer.findings(again) == scorer.findings(SUBJECTS["scale_missing"])
+    again = Mutant("again", "", SUBJECTS_BY_NAME["scale_missing"].backend)
+    assert scorer.judge_subject(again) == scorer.judge_subject(SUBJECTS_BY_NAME["scale_missing"])
     assert judged == []
-    scorer.findings(Mutant("of another class", "", again.backend, classes={"float64": "native_lse"}))
+    scorer.judge_subject(Mutant("of another class", "", again.backend, rounding_models={"float64": "native_lse"}))
     assert judged == order, "another rounding model has other bounds"
