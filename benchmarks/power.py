@@ -100,7 +100,7 @@ def search_for_all(
     left, asked, number = list(mutants), 0, 0
     with tempfile.TemporaryDirectory() as folder:
         while left and asked < problems and time.monotonic() - begun < seconds:
-            problem = source.problem(number)
+            problem = source.draw_problem(number)
             number += 1
             try:
                 case = case_of_problem(problem, Path(folder), f"search/problem-{number}")
@@ -205,7 +205,7 @@ def _reduced_lines(found: Sequence[Found], count: int) -> Iterator[str]:
         subject = ProblemSubject(Implementation(entry, EAGER_MODE), engine)
         begun = time.monotonic()
         try:
-            symptom = subject.symptom(each.problem)
+            symptom = subject.run_for_symptom(each.problem)
             if symptom is None:
                 rows.append((each.mutant.name, "does not fail in a worker", "", "", ""))
                 continue
@@ -225,7 +225,7 @@ def _reduced_lines(found: Sequence[Found], count: int) -> Iterator[str]:
 
 
 def _fails(subject: ProblemSubject, symptom: Symptom, problem: Problem) -> bool:
-    return subject.symptom(problem) == symptom
+    return subject.run_for_symptom(problem) == symptom
 
 
 if __name__ == "__main__":

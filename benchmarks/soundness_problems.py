@@ -26,7 +26,7 @@ from attncheck.searching.problems import (
     largest_intermediate,
     round_to_stored,
 )
-from attncheck.searching.shapes import HEADS, KERNEL_HEADS, WIDTHS, Dimensions, Random, max_entries
+from attncheck.searching.shapes import DRAWN_HEADS, DRAWN_KERNEL_HEADS, KERNEL_WIDTHS, Dimensions, Random, max_scores
 from attncheck.spec import OPERATIONS_PER_HEAD, Operation, Shape
 
 SHAPES = 64
@@ -98,16 +98,18 @@ def draw_problem(draw: PooledDraw, number: int) -> DrawnProblem:
         found = draw_outline(draw_kind(draw.kinds, random), "", random, shape=shape)
     drawing = DrawnInputs(found, random)
     words = [
-        word for word in required_features(found) if word not in {form.partition(" ")[0] for form in drawing.forms}
+        word
+        for word in required_features(found)
+        if word not in {form.partition(" ")[0] for form in drawing.mask_and_bias_forms}
     ]
-    names = " + ".join(sorted([*words, *drawing.forms])) or "nothing"
+    names = " + ".join(sorted([*words, *drawing.mask_and_bias_forms])) or "nothing"
     lengths = found.lengths
     scores = tuple(lengths.get(letter, lengths.get("N", 1)) for letter in ("B", "H", "Lq", "T"))
     place = f"{format_shape(scores)}/{draw.seed}-{number}"
     identity = f"soundness/{found.operation}/{found.regime}/{names}/{place}".replace(" ", "-")
     return DrawnProblem(
         *(found.operation, found.options, drawing.inputs, found.dtype),
-        supports_statistics=found.supports_statistics and drawing.is_generic,
+        supports_statistics=found.supports_statistics and drawing.has_noise_like_errors,
         regime=found.regime,
         id=identity,
         asked=names,
@@ -125,7 +127,7 @@ def draw_dimensions(own: Operation, axes: frozenset[str], random: Random, seed: 
         kernel_pool = _kernel_pool(seed, max(1, round(shapes * _KERNEL_SHAPES_PER_SHAPE)))
         return kernel_pool[random.randint(len(kernel_pool))]
     pool = _pool(seed, shapes)
-    fitting = [dims for dims in pool if dims.entries <= max_entries(own, axes, dims.entries)]
+    fitting = [dims for dims in pool if dims.score_count <= max_scores(own, axes, dims.score_count)]
     return fitting[random.randint(len(fitting))]
 
 
@@ -135,13 +137,13 @@ def _pool(seed: int, shapes: int) -> tuple[Dimensions, ...]:
     random = np.random.RandomState([seed])
     pool = [Dimensions(*(1,) * 11), _DECODING]
     while len(pool) < shapes:
-        batch, (heads, shared) = random.choice([1, 1, 2, 3]), HEADS[random.randint(len(HEADS))]
+        batch, (heads, shared) = random.choice([1, 1, 2, 3]), DRAWN_HEADS[random.randint(len(DRAWN_HEADS))]
         queries, keys = _lengths(random, 256, 0.15)
         width, value_width = _lengths(random, 128, 0.4)  # kernels made by hand ask that these be alike
         models = np.exp(random.uniform(0, math.log(96), 4)).round()
         lengths = (batch, heads, queries, keys, width, value_width, *models, shared)
         dims = Dimensions(*(int(length) for length in lengths))
-        if random.rand() < _MANY_ENTRIES / dims.entries:
+        if random.rand() < _MANY_ENTRIES / dims.score_count:
             pool.append(dims)
     return tuple(pool)
 
@@ -152,13 +154,13 @@ def _kernel_pool(seed: int, shapes: int) -> tuple[Dimensions, ...]:
     random = np.random.RandomState([seed, shapes])
     pool: list[Dimensions] = []
     while len(pool) < shapes:
-        width, other = (int(each) for each in random.choice(WIDTHS, 2))
-        heads, shared = KERNEL_HEADS[random.randint(len(KERNEL_HEADS))]
+        width, other = (int(each) for each in random.choice(KERNEL_WIDTHS, 2))
+        heads, shared = DRAWN_KERNEL_HEADS[random.randint(len(DRAWN_KERNEL_HEADS))]
         queries, keys = _around_tiles(random, (1, 5)), _around_tiles(random, ())
         value_width = width if random.rand() < 0.6 else other
         batch = int(random.choice(_KERNEL_BATCHES))
         dims = Dimensions(batch, heads, queries, keys, width, value_width, 1, 1, 1, 1, shared)
-        if dims.entries <= _KERNEL_ENTRIES and random.rand() < _MANY_ENTRIES / dims.entries:
+        if dims.score_count <= _KERNEL_ENTRIES and random.rand() < _MANY_ENTRIES / dims.score_count:
             pool.append(dims)
     return tuple(pool)
 

@@ -34,7 +34,7 @@ from attncheck.results.format import Row
 from attncheck.results.last_failed import CaseInDtype, call_outcomes, select_failed
 from attncheck.results.reader import read_runs
 from attncheck.run import Settings, run_cases
-from attncheck.searching.own_calls import question_of_arrays
+from attncheck.searching.own_calls import question_from_arrays
 from attncheck.settings.config import check_user_cases, select_configured_cases
 from attncheck.settings.options import (
     CheckKeywords,
@@ -261,7 +261,7 @@ def ask(
     with tempfile.TemporaryDirectory() as folder, Engine(limits, RunOptions().store) as engine:
         if case is None:
             call = operation or DEFAULT_OPERATION, inputs or {}, {} if options is None else options
-            question = question_of_arrays(*call, dtype, Path(folder))
+            question = question_from_arrays(*call, dtype, Path(folder))
         elif isinstance(case, Question):
             question = case if dtype in (None, case.dtype) else Question(case.case, choose_dtype(case.case, dtype))
         else:

@@ -204,13 +204,13 @@ def run_cases(
         ClusterError: If a cluster is lost.
     """
     plan = Plan.of(cases, settings.dtypes, documents_first=settings.documents_first)
-    plan = plan if settings.only is None else plan.only(settings.only)
+    plan = plan if settings.only is None else plan.keep_units(settings.only)
     if not settings.all_cases and (standard := _names_with_standard_cases(chosen)):
         from attncheck.planning.plan import choose_standard_units
 
         with settings.times.of("choosing standard cases"):
             plan = choose_standard_units(plan)
-        if count := plan.standard_cases:
+        if count := plan.standard_case_count:
             on_plan(_plan_sentence(cases, chosen, standard, count))
     watch = FailureLimit(FailedRecord.start(settings.output, settings.only), settings.max_failures, on_failure)
     groups = [
@@ -275,7 +275,7 @@ class _CaseRun:
 
         try:
             finished = resumed.finished
-            means.compute_and_judge(plan.without(finished), recorder, report_progress)
+            means.compute_and_judge(plan.drop_units(finished), recorder, report_progress)
             recorder.evaluations += sum(dtype in group.dtypes for _, dtype in finished for group in self.groups)
             stopped = watch.stop(((plan.case(unit).id, unit.dtype) for unit in plan), finished)
             if settings.complete and stopped is None:

@@ -100,17 +100,17 @@ def search(
         raise UsageError(f"--operation: unknown {operation!r}; {suggest_names(operation, OPERATIONS)}")
     chosen = find_implementation(implementation, **function.called)
     limits = allowed.limits(keep_going=True)
-    folder = SearchFolder.of(output or Path("results/search") / chosen.name, chosen.name, implementation_path(chosen))
+    folder = SearchFolder.open(output or Path("results/search") / chosen.name, chosen.name, implementation_path(chosen))
     seconds = 60 * minutes if problems is None else math.inf
     title = f"attncheck search {implementation} --seed {seed}"
     chosen_dtypes = _choose_dtypes(tuple(chosen.declared.classes), dtypes, chosen.name)
     request = SearchRequest(seed, operation, chosen_dtypes, problems, seconds, title)
-    results = SearchResults.begin(folder, chosen, chosen_dtypes, limits)
+    results = SearchResults.start(folder, chosen, chosen_dtypes, limits)
     subject = ProblemSubject(chosen, Engine(limits))
     say = lambda line: typer.echo(f"attncheck: {line}", err=True)  # noqa: E731
-    drawn = Search(request, subject, folder, results, say, begun=begun)
+    drawn = Search(request, subject, folder, results, say, start_time=begun)
     try:
-        with suppress(SearchOver), stop_after(drawn.seconds_left + SECONDS_TO_FINISH, subject.stop):
+        with suppress(SearchOver), stop_after(drawn.seconds_left + SECONDS_TO_FINISH, subject.stop_workers):
             drawn.run()
             _write_scripts(drawn, chosen, limits)
     finally:
@@ -118,7 +118,7 @@ def search(
             drawn.write()
         finally:
             subject.close()
-    code = ExitCode.NOT_RUN if drawn.refused == drawn.asked else ExitCode.AGREE
+    code = ExitCode.NOT_RUN if drawn.unsupported_count == drawn.problem_count else ExitCode.AGREE
     code = ExitCode.DISAGREE if folder.findings else code
     commands = {
         finding.file: rerun_commands({"id": str(folder.path / finding.file)}, chosen, limits, finding.dtype)
@@ -421,9 +421,9 @@ def conventions(
     writer = ResultsWriter(output) if output is not None and chosen.implementations else None
     measured = {item.name: measure_all_conventions(item, dtypes[item.name], limits) for item in chosen.implementations}
     if writer is not None:
-        from attncheck.searching.convention_results import write_conventions
+        from attncheck.searching.convention_results import write_measured_conventions
 
-        write_conventions(writer, chosen, measured, dtypes, limits)
+        write_measured_conventions(writer, chosen, measured, dtypes, limits)
     answers = [answer for measured_answers in measured.values() for answer in measured_answers]
     code = ExitCode.DISAGREE if any(answer.contradicts for answer in answers) else ExitCode.AGREE
     if not any(answer.kind in ("measured", "open") for answer in answers):

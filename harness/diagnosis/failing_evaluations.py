@@ -55,7 +55,7 @@ class FailingEvaluation:
         shapes = self.case.input_shapes
         arguments = len(shapes) + sum(value is not None for value in self.case.options.values())
         elements = sum(math.prod(shape) for shape in shapes.values())
-        return elements, arguments, self.unit.case, DTYPES.index(self.unit.dtype)
+        return elements, arguments, self.unit.case_index, DTYPES.index(self.unit.dtype)
 
     @property
     def element_count(self) -> int:

@@ -381,7 +381,7 @@ class _JudgingQueue:
                 self._judge_in_this_process(question, remembered)
                 return
             self._record_next()
-        future = self._processes.submit(unit.case, *question[1:], remembered)
+        future = self._processes.submit(unit.case_index, *question[1:], remembered)
         self._waiting.add(future)
         future.add_done_callback(self._done.put)
 

@@ -43,7 +43,7 @@ _DEFAULT_WIDTHS = (64, 128)
 _REFERENCE_WITHOUT_BRACES = re.compile(r"(?<=[\[ ])each: (\w+)(?=[,\]])")
 """A reference to a factor, in a list in which braces were left out."""
 
-Level = dict[str, Any]
+LevelValues = dict[str, Any]
 """The values of a level, by name."""
 
 
@@ -94,7 +94,7 @@ def format_design(request: DesignRequest) -> str:
     """Return the case file of a design. Raises ``UsageError`` if there is none for the function."""
     [case] = read_yaml(Path(str(files("attncheck.cases") / "designs" / "kernels.yaml"))).data["cases"]
     operation, design = request.operation, case[DESIGN]
-    fields = {group: _accepted_fields(case[group], request) for group in ("options", "inputs")}
+    fields = {group: _fields_with_parameter(case[group], request) for group in ("options", "inputs")}
     inputs, has_gradients = fields["inputs"], OPERATIONS[operation].has_gradients
     if has_gradients:
         inputs["grad_output"] = {
@@ -104,7 +104,7 @@ def format_design(request: DesignRequest) -> str:
     factors = {name: _levels_by_name(levels) for name, levels in design[FACTORS].items()}
     factors[_WIDTH_FACTOR], factors[_LENGTH_FACTOR] = (
         _width_levels(request),
-        _scale_lengths_to_tile(factors[_LENGTH_FACTOR], request.tile),
+        _adapt_lengths_to_tile(factors[_LENGTH_FACTOR], request.tile),
     )
     if request.entry.capabilities.get("grouped_heads") is False:
         factors[_SHARING_FACTOR] = {
@@ -117,7 +117,7 @@ def format_design(request: DesignRequest) -> str:
         group: {name: value for name, value in group_fields.items() if bound.issuperset(_referenced_names(value))}
         for group, group_fields in fields.items()
     }
-    made = {STRENGTH: min(request.strength, len(factors)), FACTORS: _factors_as_data(factors)}
+    made = {STRENGTH: min(request.strength, len(factors)), FACTORS: _factors_to_yaml_data(factors)}
     if excluded := [combination for combination in design.get(EXCLUDE, []) if combination.keys() <= factors.keys()]:
         made[EXCLUDE] = excluded
     entry = {"name": "Options meet", DESIGN: made, **{name: group for name, group in fields.items() if group}}
@@ -147,7 +147,7 @@ def write_design(request: DesignRequest, path: Path | None = None) -> tuple[Path
     return path, len(load_case_file(path, path.name, path.stem, ())), len(case[DESIGN][FACTORS])
 
 
-def _accepted_fields(fields: Mapping[str, Any], request: DesignRequest) -> dict[str, Any]:
+def _fields_with_parameter(fields: Mapping[str, Any], request: DesignRequest) -> dict[str, Any]:
     """Keep options and inputs for which a function has a parameter, or that need none."""
     operation, positional = OPERATIONS[request.operation], inputs_of(request.operation)
     asked = {name: value for name, value in fields.items() if name in operation.inputs or name in operation.options}
@@ -157,11 +157,13 @@ def _accepted_fields(fields: Mapping[str, Any], request: DesignRequest) -> dict[
         for name in asked
         if name in accepted or name in positional or (name in OPTIONS and OPTIONS[name].for_reading)
     }
-    said = {name for name in kept if name in OPTIONS and (needed := OPTIONS[name].with_one_of) and not kept & {*needed}}
-    return {name: value for name, value in asked.items() if name in kept - said}
+    without_required_option = {
+        name for name in kept if name in OPTIONS and (needed := OPTIONS[name].with_one_of) and not kept & {*needed}
+    }
+    return {name: value for name, value in asked.items() if name in kept - without_required_option}
 
 
-def _levels_by_name(levels: Any) -> dict[str, Level]:
+def _levels_by_name(levels: Any) -> dict[str, LevelValues]:
     """Return the levels of a factor by name; a factor with one value per level has a mapping of labels to values."""
     if isinstance(levels, list):
         return {
@@ -171,7 +173,7 @@ def _levels_by_name(levels: Any) -> dict[str, Level]:
     return {label: {"": value} for label, value in levels.items()}
 
 
-def _factors_as_data(factors: Mapping[str, dict[str, Level]]) -> dict[str, Any]:
+def _factors_to_yaml_data(factors: Mapping[str, dict[str, LevelValues]]) -> dict[str, Any]:
     return {
         name: {label: level[""] for label, level in levels.items()}
         if any("" in level for level in levels.values())
@@ -185,8 +187,8 @@ def _referenced_names(data: Any) -> Iterator[str]:
 
 
 def _remove_dropped_names(
-    factors: Mapping[str, dict[str, Level]], dropped: set[str], used: set[str]
-) -> dict[str, dict[str, Level]]:
+    factors: Mapping[str, dict[str, LevelValues]], dropped: set[str], used: set[str]
+) -> dict[str, dict[str, LevelValues]]:
     """Leave out levels with a dropped name, then names without a reference, then factors without a value."""
     kept = {
         factor: {
@@ -215,7 +217,7 @@ def _remove_dropped_names(
         kept = trimmed
 
 
-def _width_levels(request: DesignRequest) -> dict[str, Level]:
+def _width_levels(request: DesignRequest) -> dict[str, LevelValues]:
     """Return the widths that a function takes, and values of another width unless it excludes them."""
     requirements = request.requirements
     wanted: Sequence[int] = request.widths or requirements.widths or _DEFAULT_WIDTHS
@@ -228,24 +230,24 @@ def _width_levels(request: DesignRequest) -> dict[str, Level]:
             requirements.width_limits_text if has_limits else f"no width of {refused}; the next larger one is {larger}"
         )
         raise UsageError(f"--widths {','.join(map(str, wanted))}: {request.entry.name} takes {takes}")
-    levels: dict[str, Level] = {f"width {width}": {"width": width, "value_width": width} for width in widths}
+    levels: dict[str, LevelValues] = {f"width {width}": {"width": width, "value_width": width} for width in widths}
     if requirements.value_width is None and request.entry.capabilities.get("value_width") is not False:
         value_width = widths[0] if len(widths) > 1 else requirements.width(widths[0] + 1) or requirements.width(1)
         levels["values of another width"] = {"width": widths[-1], "value_width": value_width}
     return {label: level for label, level in levels.items() if label[0] == "w" or len({*level.values()}) == 2}
 
 
-def _scale_lengths_to_tile(data: Any, tile: int) -> Any:
+def _adapt_lengths_to_tile(data: Any, tile: int) -> Any:
     """Return lengths for another tile: the same number of tiles, plus or minus the same number of rows.
 
     Example:
-        >>> _scale_lengths_to_tile({"Lq": 65, "Lk": [128, 127]}, 48)
+        >>> _adapt_lengths_to_tile({"Lq": 65, "Lk": [128, 127]}, 48)
         {'Lq': 49, 'Lk': [96, 95]}
     """
     if isinstance(data, dict):
-        return {name: value if name == "each" else _scale_lengths_to_tile(value, tile) for name, value in data.items()}
+        return {name: value if name == "each" else _adapt_lengths_to_tile(value, tile) for name, value in data.items()}
     if isinstance(data, list):
-        return [_scale_lengths_to_tile(item, tile) for item in data]
+        return [_adapt_lengths_to_tile(item, tile) for item in data]
     if isinstance(data, int) and not isinstance(data, bool):
         return data + (tile - _BUNDLED_TILE) * round(data / _BUNDLED_TILE)
     return data

@@ -56,13 +56,13 @@ _MAX_CACHED_CONVERSIONS = 32
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One case in one dtype, which is judged at once: its ``position`` in the plan, and the index of its ``case``.
+    """One case in one dtype, which is judged at once: its ``position`` in the plan, and the ``case_index``.
 
     ``in_standard`` is true if modes that compile each case separately run it, too.
     """
 
     position: int
-    case: int
+    case_index: int
     dtype: str
     in_standard: bool = True
 
@@ -73,16 +73,16 @@ class Plan:
     def __init__(self, cases: Sequence[Case], units: Sequence[Unit]) -> None:
         self.cases = cases
         self.units = units
-        exact: Callable[[int], dict[str, ArrayWithRadius]]
-        exact = lru_cache(maxsize=_MAX_CACHED_INPUTS)(lambda case: make_exact_inputs(cases[case]))
+        exact_inputs: Callable[[int], dict[str, ArrayWithRadius]]
+        exact_inputs = lru_cache(maxsize=_MAX_CACHED_INPUTS)(lambda case: make_exact_inputs(cases[case]))
 
         @lru_cache(maxsize=_MAX_CACHED_CONVERSIONS)
-        def converted(case: int, dtype: str) -> RoundedInputs:
-            inputs = convert_inputs(cases[case], exact(case), dtype)
+        def converted_inputs(case: int, dtype: str) -> RoundedInputs:
+            inputs = convert_inputs(cases[case], exact_inputs(case), dtype)
             # Only expected numbers are compared with the radii, which outweigh the inputs in a message.
             return inputs if cases[case].expected else replace(inputs, radius={})
 
-        self._converted: Callable[[int, str], RoundedInputs] = converted
+        self._converted_inputs: Callable[[int, str], RoundedInputs] = converted_inputs
 
     @classmethod
     def of(cls, cases: Sequence[Case], dtypes: Sequence[str], *, documents_first: bool = False) -> Plan:
@@ -98,33 +98,33 @@ class Plan:
 
     def case(self, unit: Unit) -> Case:
         """Return the case of a unit."""
-        return self.cases[unit.case]
+        return self.cases[unit.case_index]
 
     def inputs(self, unit: Unit) -> RoundedInputs:
         """Return the inputs of a unit in its dtype."""
-        return self._converted(unit.case, unit.dtype)
+        return self._converted_inputs(unit.case_index, unit.dtype)
 
     def problem(self, unit: Unit) -> Problem:
         """Return the problem of a unit, which a worker evaluates."""
         return problem_from_case(self.case(unit), self.inputs(unit)).as_call()
 
-    def with_standard(self, positions: Collection[int]) -> Plan:
+    def with_standard_units(self, positions: Collection[int]) -> Plan:
         """Limit modes that compile each case separately to the units at these positions of the plan."""
         units = [replace(unit, in_standard=index in positions) for index, unit in enumerate(self.units)]
         return Plan(self.cases, units)
 
-    def only(self, units: Collection[tuple[str, str]]) -> Plan:
+    def keep_units(self, units: Collection[tuple[str, str]]) -> Plan:
         """Keep these units, by case and dtype."""
         return Plan(self.cases, [unit for unit in self.units if (self.case(unit).id, unit.dtype) in units])
 
-    def without(self, finished: frozenset[tuple[str, str]]) -> Plan:
+    def drop_units(self, finished: frozenset[tuple[str, str]]) -> Plan:
         """Leave out the units, by case and dtype, that are done."""
         return Plan(self.cases, [unit for unit in self.units if (self.case(unit).id, unit.dtype) not in finished])
 
     @property
-    def standard_cases(self) -> int:
+    def standard_case_count(self) -> int:
         """The number of cases for modes that compile each case separately; 0 if these run all units."""
-        standard = {unit.case for unit in self.units if unit.in_standard}
+        standard = {unit.case_index for unit in self.units if unit.in_standard}
         return len(standard) if any(not unit.in_standard for unit in self.units) else 0
 
     @property
@@ -136,8 +136,8 @@ class Plan:
         return iter(self.units)
 
 
-EMPTY_ROWS, SHARED_HEADS, WIDTH = "empty_rows", "shared heads", "width of values"
-MEANING_IF_ABSENT = {"score": "scaled_dot", EMPTY_ROWS: DEFAULT_EMPTY_ROWS}
+EMPTY_ROWS, SHARED_HEADS, VALUE_WIDTH = "empty_rows", "shared heads", "width of values"
+VALUE_IF_ABSENT = {"score": "scaled_dot", EMPTY_ROWS: DEFAULT_EMPTY_ROWS}
 """The meaning of an absent option, for options of which every word is a level."""
 
 OPTIONS_WITHOUT_PAIRS = {
@@ -150,11 +150,11 @@ OPTIONS_WITHOUT_PAIRS = {
 
 @dataclass(frozen=True)
 class Level:
-    """One way of giving an option, and a function that returns whether a case ``has`` it."""
+    """One way of giving an option, and a function that returns whether it ``is_in_case``."""
 
     option: str
-    text: str
-    has: Callable[[Case], bool] = field(compare=False, repr=False)
+    description: str
+    is_in_case: Callable[[Case], bool] = field(compare=False, repr=False)
 
 
 def option_levels(operation: Operation) -> dict[str, list[Level]]:
@@ -185,9 +185,9 @@ def option_levels(operation: Operation) -> dict[str, list[Level]]:
             ),
         ]
     if {"D", "Dv"} <= letters:
-        levels[WIDTH] = [
+        levels[VALUE_WIDTH] = [
             Level(
-                WIDTH,
+                VALUE_WIDTH,
                 "values of another width",
                 lambda case: _first_axis_length(case, "Dk", "D") != _first_axis_length(case, "Dv"),
             )
@@ -202,7 +202,7 @@ def _levels_of_operation(operation: str) -> tuple[Level, ...]:
 
 def levels_in_case(case: Case) -> frozenset[Level]:
     """Return the levels that a case gives of its operation's options."""
-    return frozenset(level for level in _levels_of_operation(case.operation) if level.has(case))
+    return frozenset(level for level in _levels_of_operation(case.operation) if level.is_in_case(case))
 
 
 def _first_axis_length(case: Case, *letters: str) -> int:
@@ -214,14 +214,14 @@ def _first_axis_length(case: Case, *letters: str) -> int:
 def _levels_of_option(option: str) -> Iterator[Level]:
     """Yield a level for each word of a Literal, or a single one."""
 
-    def has(case: Case, word: str) -> bool:
-        value = case.options.get(option, MEANING_IF_ABSENT.get(option))
+    def has_option_value(case: Case, word: str) -> bool:
+        value = case.options.get(option, VALUE_IF_ABSENT.get(option))
         is_given = value == word if word else value is not None and value is not False
         return is_given and (option != EMPTY_ROWS or _has_fully_masked_rows(case))
 
     words = [word for word in get_args(getattr(OPTIONS[option], "type", None)) if isinstance(word, str)]
     for word in words or ("",):
-        yield Level(option, f"{option} {word}" if word else option, partial(has, word=word))
+        yield Level(option, f"{option} {word}" if word else option, partial(has_option_value, word=word))
 
 
 def _has_fully_masked_rows(case: Case) -> bool:
@@ -234,7 +234,7 @@ def _has_fully_masked_rows(case: Case) -> bool:
 
 
 def _levels_of_input(name: str, spec: InputSpec) -> Iterator[Level]:
-    def goes_along(case: Case, axis: str, is_along: bool) -> bool:
+    def varies_along_axis(case: Case, axis: str, is_along: bool) -> bool:
         input_spec = case.input_specs.get(name)
         if name not in case.inputs or input_spec is None or not input_spec.broadcast:
             return name in case.inputs  # of another kind of score it has no such axes
@@ -242,8 +242,8 @@ def _levels_of_input(name: str, spec: InputSpec) -> Iterator[Level]:
 
     if spec.broadcast:
         for axis in spec.axes:
-            yield Level(name, f"{name} along {axis}", partial(goes_along, axis=axis, is_along=True))
-            yield Level(name, f"{name} spread over {axis}", partial(goes_along, axis=axis, is_along=False))
+            yield Level(name, f"{name} along {axis}", partial(varies_along_axis, axis=axis, is_along=True))
+            yield Level(name, f"{name} spread over {axis}", partial(varies_along_axis, axis=axis, is_along=False))
         return
     yield Level(name, name, lambda case: name in case.inputs)
     if spec.whole:
@@ -258,7 +258,7 @@ _SIZED_AXES = ("B", "Lq", "Lk", "T", "P", "D", "Dk", "Dv", "C", "S", "Np")
 """Axes whose sizes are paired with options."""
 
 
-MAX_UNITS_OF_ALL_MODES = 100
+MAX_UNITS_FOR_ALL_MODES = 100
 """The largest number of units in a plan that all modes run, also those that compile each unit."""
 
 RECORDED_UNITS_FILE = "standard.json"
@@ -267,25 +267,27 @@ RECORDED_UNITS_FILE = "standard.json"
 
 def choose_standard_units(plan: Plan) -> Plan:
     """Choose the units of a plan for modes that compile each unit separately, unless the plan is small."""
-    if len(plan.units) <= MAX_UNITS_OF_ALL_MODES:
+    if len(plan.units) <= MAX_UNITS_FOR_ALL_MODES:
         return plan
-    return plan.with_standard(frozenset(standard_units(plan.cases, [(unit.case, unit.dtype) for unit in plan])))
+    return plan.with_standard_units(
+        frozenset(standard_unit_positions(plan.cases, [(unit.case_index, unit.dtype) for unit in plan]))
+    )
 
 
-def standard_units(cases: Sequence[Case], units: Sequence[tuple[int, str]]) -> list[int]:
+def standard_unit_positions(cases: Sequence[Case], case_dtype_pairs: Sequence[tuple[int, str]]) -> list[int]:
     """Choose units, each a case and a dtype; return positions among the units, in their order.
 
     All documents are chosen, and the units that were measured to catch faults. Further units are added until every
     feature that occurs in any unit occurs in a chosen one.
     """
     recorded = recorded_units()
-    of_case = {number: cases[number] for number in dict.fromkeys(case for case, _ in units)}
+    of_case = {number: cases[number] for number in dict.fromkeys(case for case, _ in case_dtype_pairs)}
     chosen = {
         position
-        for position, (number, dtype) in enumerate(units)
+        for position, (number, dtype) in enumerate(case_dtype_pairs)
         if of_case[number].is_document or dtype in recorded.get(of_case[number].id, ())
     }
-    return cover_features(unit_features(of_case, units), chosen)
+    return cover_features(unit_features(of_case, case_dtype_pairs), chosen)
 
 
 def unit_features(cases: Mapping[int, Case], units: Sequence[tuple[int, str]]) -> list[frozenset[Hashable]]:

@@ -33,7 +33,7 @@ from attncheck.properties.variants import (
     input_axis,
     lengths_by_letter,
     multiply_by_power_of_two,
-    require,
+    require_arguments,
     require_operation,
     result_axes,
     result_stage_names,
@@ -86,30 +86,30 @@ def batch_invariant(problem: Problem) -> Sequence[AnyVariant]:
 def concatenate_along(problem: Problem, letter: str) -> CombineResults:
     """Return a function that concatenates results along an axis."""
 
-    def combine(stage: str, results: Sequence[Array]) -> Array:
+    def concatenate_results(stage: str, results: Sequence[Array]) -> Array:
         axes = result_axes(problem, stage)
         return np.concatenate(results, axis=axes.index(letter) - len(axes))
 
-    return combine
+    return concatenate_results
 
 
 def _single_call_variant(
-    description: str, problem: Problem, combine: CombineResults = single_result, **more: Any
+    description: str, problem: Problem, combine: CombineResults = single_result, **fields: Any
 ) -> PropertyVariant:
-    return PropertyVariant(description, (FurtherCall(description, problem),), combine, **more)
+    return PropertyVariant(description, (FurtherCall(description, problem),), combine, **fields)
 
 
 def _restore_order(problem: Problem, orders: dict[str, NDArray[np.intp]]) -> CombineResults:
     """Return a function that restores the order of the first call."""
 
-    def combine(stage: str, results: Sequence[Array]) -> Array:
+    def reorder_result(stage: str, results: Sequence[Array]) -> Array:
         (array,) = results
         for letter, order in orders.items():
             if (axis := stage_axis(problem, stage, letter, array.shape)) is not None:
                 array = array.take(np.argsort(order), axis=axis)
         return array
 
-    return combine
+    return reorder_result
 
 
 def heads_permuted(problem: Problem) -> Sequence[AnyVariant]:
@@ -136,7 +136,7 @@ def heads_permuted(problem: Problem) -> Sequence[AnyVariant]:
 
 def keys_permuted(problem: Problem) -> Sequence[AnyVariant]:
     """Compute with keys in another order, together with all inputs along keys."""
-    require(problem, lacks=(*_POSITION_ARGUMENTS, "past_key", "cu_seqlens_k"))
+    require_arguments(problem, lacks=(*_POSITION_ARGUMENTS, "past_key", "cu_seqlens_k"))
     keys = lengths_by_letter(problem).get("Lk", 0)
     if keys < 2 or not any("Lk" in spec.axes for spec in problem.specs.values()):
         raise NotApplicable("the case has no keys to put in another order")
@@ -154,7 +154,7 @@ def keys_permuted(problem: Problem) -> Sequence[AnyVariant]:
     )
 
 
-_ADDED = 5
+_ADDED_COUNT = 5
 """The number of added keys and queries: no multiple of any tile."""
 _PARTS_OF_PREFIX = (1, 2, 7)
 """Numbers of cached parts: one, two, and many, whose lengths mostly differ. A choice."""
@@ -164,7 +164,7 @@ _PARTS_OF_KEYS = (2, 3)
 
 def padding(problem: Problem) -> Sequence[AnyVariant]:
     """Add keys that are masked, keys beyond the lengths, and queries whose output is dropped."""
-    require(problem, has=("key",), lacks=("rotary_cos", "cu_seqlens_k"))
+    require_arguments(problem, has=("key",), lacks=("rotary_cos", "cu_seqlens_k"))
     if problem.options.get("alignment") == "bottom_right":
         raise NotApplicable("positions count from the last key, which would be another one")
     if len(result_stage_names(problem)) > 1:
@@ -179,11 +179,11 @@ def _pad_keys(problem: Problem) -> Iterator[PropertyVariant]:
     """Add masked copies of the first key, whose numbers look like any other key's."""
     keys = lengths_by_letter(problem)["T"]
     longer = change_along(problem, {"Lk": _append_copies, "T": _append_zeros})
-    allowed = np.arange(keys + _ADDED) < keys
+    allowed = np.arange(keys + _ADDED_COUNT) < keys
     if "mask" in problem.specs and "key_lengths" not in problem.inputs:
         mask = problem.inputs.get("mask", np.ones((1, 1, 1, keys), np.bool_))
         broadcast = np.broadcast_to(mask, (*mask.shape[:-1], keys))
-        added = np.zeros((*mask.shape[:-1], _ADDED), np.bool_)
+        added = np.zeros((*mask.shape[:-1], _ADDED_COUNT), np.bool_)
         masked = longer.with_changes(mask=np.concatenate([broadcast, added], axis=-1) & allowed)
         yield PropertyVariant("keys added with a mask", (FurtherCall("with keys that are masked", masked),))
     if "key_lengths" in problem.specs:
@@ -193,13 +193,13 @@ def _pad_keys(problem: Problem) -> Iterator[PropertyVariant]:
 
 
 def _append_copies(array: Array, axis: int) -> Array:
-    return np.concatenate([array, array.take([0] * _ADDED, axis=axis)], axis=axis)
+    return np.concatenate([array, array.take([0] * _ADDED_COUNT, axis=axis)], axis=axis)
 
 
 def _append_zeros(array: Array, axis: int) -> Array:
     """Extend an array by zeros: a mask allows no more keys, and a bias adds nothing."""
     shape = list(array.shape)
-    shape[axis] = _ADDED
+    shape[axis] = _ADDED_COUNT
     return np.concatenate([array, np.zeros(shape, array.dtype)], axis=axis)
 
 
@@ -222,7 +222,7 @@ def packed(problem: Problem) -> Sequence[AnyVariant]:
 
 def _pack_batch(problem: Problem) -> Sequence[AnyVariant]:
     folded = ("mask", "bias", "past_key", "rotary_cos", "query_offsets", "query_mask", "mask_fill", "empty_rows")
-    require(problem, lacks=folded)
+    require_arguments(problem, lacks=folded)
     batch, queries, keys = (lengths_by_letter(problem)[letter] for letter in ("B", "Lq", "Lk"))
     if (problem.options.get("is_causal") or "window" in problem.options) and (
         queries != keys or "key_lengths" in problem.inputs
@@ -238,11 +238,11 @@ def _pack_batch(problem: Problem) -> Sequence[AnyVariant]:
     options = {name: value for name, value in problem.options.items() if name != "alignment"}
     one = Problem("packed_attention", options, {**inputs, **limits, **others}, problem.dtype)
 
-    def apart(stage: str, results: Sequence[Array]) -> Array:
+    def split_batch(stage: str, results: Sequence[Array]) -> Array:
         (array,) = results
         return np.concatenate(np.split(array, batch, axis=-2), axis=0)
 
-    return (_single_call_variant("packed into one sequence", one, apart),)
+    return (_single_call_variant("packed into one sequence", one, split_batch),)
 
 
 def _unpack_sequences(problem: Problem) -> Sequence[AnyVariant]:
@@ -286,7 +286,7 @@ def decoding(problem: Problem) -> Sequence[AnyVariant]:
 def _count_causal_tokens(problem: Problem) -> int:
     """Return the number of tokens, which see themselves and earlier ones. Raises ``NotApplicable``."""
     require_operation(problem, "attention")
-    require(
+    require_arguments(
         problem,
         has=("is_causal",),
         lacks=("past_key", "key_lengths", "rotary_cos", "query_offsets", "query_mask", "empty_rows"),
@@ -298,10 +298,10 @@ def _count_causal_tokens(problem: Problem) -> int:
     return lengths_by_letter(problem)["Lq"]
 
 
-def _compute_in_chunks(problem: Problem, cuts: NDArray[np.intp], description: str) -> PropertyVariant:
+def _compute_in_chunks(problem: Problem, boundaries: NDArray[np.intp], description: str) -> PropertyVariant:
     """Compute the queries between cuts in separate calls, in which the keys before them are cached."""
     calls = []
-    for first, last in pairwise(cuts.tolist()):
+    for first, last in pairwise(boundaries.tolist()):
         queries, seen = np.arange(first, last), np.arange(last)
         part = change_along(
             problem, {"Lq": take_indices(queries), "Lk": take_indices(queries), "T": take_indices(seen)}
@@ -317,7 +317,7 @@ def _compute_in_chunks(problem: Problem, cuts: NDArray[np.intp], description: st
 def merged_parts(problem: Problem) -> Sequence[AnyVariant]:
     """Compute the keys in parts, whose outputs are merged exactly by their log-sum-exps."""
     require_operation(problem, "attention")
-    require(problem, lacks=(*_POSITION_ARGUMENTS, "past_key", "sinks", "mask_fill", "empty_rows"))
+    require_arguments(problem, lacks=(*_POSITION_ARGUMENTS, "past_key", "sinks", "mask_fill", "empty_rows"))
     keys, variants = lengths_by_letter(problem)["Lk"], []
     for parts in (parts for parts in _PARTS_OF_KEYS if parts <= keys):
         calls = tuple(
@@ -333,7 +333,7 @@ def merged_parts(problem: Problem) -> Sequence[AnyVariant]:
     return variants
 
 
-_EXPONENTS = (3, -3)
+_SCALING_EXPONENTS = (3, -3)
 """Values are multiplied by 8 and 1/8. A choice: larger powers leave the range of float16 more often."""
 _VALUE_INPUTS = ("value", "past_value", "value_pages")
 _SCALABLE_OPERATIONS = ("attention", "packed_attention", "paged_attention", "normalized_attention")
@@ -350,7 +350,7 @@ def values_scaled(problem: Problem) -> Sequence[AnyVariant]:
     require_operation(problem, *_SCALABLE_OPERATIONS, *_SCORE_OPERATIONS)
     names = [name for name in _VALUE_INPUTS if name in problem.inputs]
     variants = []
-    for exponent in _EXPONENTS:
+    for exponent in _SCALING_EXPONENTS:
         factor = 2.0**exponent
         scaled = {name: multiply_by_power_of_two(problem.inputs[name], factor) for name in names}
         if not all(
@@ -370,7 +370,7 @@ def scores_shifted(problem: Problem) -> Sequence[AnyVariant]:
     """Add a separate number to all scores of each row, through the bias."""
     if "bias" not in problem.specs or result_stage_names(problem) != ("output",):
         raise NotApplicable(f"{problem.operation} takes no bias, or gives more than an output")
-    require(problem, lacks=("sinks", "mask_fill"))
+    require_arguments(problem, lacks=("sinks", "mask_fill"))
     queries, keys = lengths_by_letter(problem)["Lq"], lengths_by_letter(problem)["T"]
     bias = problem.inputs.get("bias", np.zeros((1, 1, queries, keys), problem.inputs["query"].dtype))
     variants = []
@@ -394,14 +394,14 @@ def poison_nan(problem: Problem) -> Sequence[AnyVariant]:
     return _poison_with(problem, "nan")
 
 
-def _poison_with(problem: Problem, kind: str) -> Sequence[AnyVariant]:
+def _poison_with(problem: Problem, poison: str) -> Sequence[AnyVariant]:
     if "block_table" in problem.inputs:
-        inputs = poison_unused_keys({"poison": kind}, problem.inputs, problem.dtype)
+        inputs = poison_unused_keys({"poison": poison}, problem.inputs, problem.dtype)
         call = FurtherCall("with unused slots of pages poisoned", problem.with_changes(**inputs), problem)
-        return (PropertyVariant("unused slots of pages", (call,), nan_may_spread=kind == "nan"),)
+        return (PropertyVariant("unused slots of pages", (call,), nan_may_spread=poison == "nan"),)
     require_operation(problem, *_POISONABLE_OPERATIONS)
-    value = np.nan if kind == "nan" else min(_LARGE_POISON, largest_number(problem.dtype))
-    variants = list(_poison_variants(problem, value, "NaN" if kind == "nan" else "a huge number"))
+    value = np.nan if poison == "nan" else min(_LARGE_POISON, largest_number(problem.dtype))
+    variants = list(_poison_variants(problem, value, "NaN" if poison == "nan" else "a huge number"))
     if not variants:
         raise NotApplicable("every query may attend to every key")
     return variants
@@ -430,8 +430,8 @@ def _poison_variants(problem: Problem, value: float, word: str) -> Iterator[Prop
 def _poison_variant(
     problem: Problem,
     names: Sequence[str],
-    places: NDArray[np.bool_],
-    rows: NDArray[np.bool_],
+    poisoned: NDArray[np.bool_],
+    compared_rows: NDArray[np.bool_],
     value: float,
     description: str,
 ) -> PropertyVariant:
@@ -439,16 +439,16 @@ def _poison_variant(
     inputs: dict[str, Array | None] = {}
     for name in names:
         if name in problem.inputs:
-            poisoned_keys = places[:, :past] if name.startswith("past") else places[:, past:]
+            poisoned_keys = poisoned[:, :past] if name.startswith("past") else poisoned[:, past:]
             array = problem.inputs[name].copy()
             array[np.broadcast_to(poisoned_keys[:, np.newaxis, :, np.newaxis], array.shape)] = value
             inputs[name] = array
     call = FurtherCall(f"with {description}", problem.with_changes(**inputs), problem)
-    compared = {"output": rows[..., np.newaxis]}
+    compared = {"output": compared_rows[..., np.newaxis]}
     return PropertyVariant(description, (call,), compared=compared, nan_may_spread=bool(np.isnan(value)))
 
 
-_LAYOUTS = ("strided", "padded", "unaligned", "transposed", "reversed")
+_TESTED_LAYOUTS = ("strided", "padded", "unaligned", "transposed", "reversed")
 _MASK_INPUTS = ("mask", "bias")
 _REPETITIONS = 20
 """Number of equal calls. A choice: a race that shows once in ten calls is missed with probability 0.9^19 = 14 %."""
@@ -464,7 +464,7 @@ def layout(problem: Problem) -> Sequence[AnyVariant]:
     numbers = [name for name in inputs if name not in _MASK_INPUTS and problem.specs[name].is_number]
     masks = [name for name in _MASK_INPUTS if name in inputs]
     variants = []
-    for of, kinds in ((numbers, _LAYOUTS), (masks, ("strided", "transposed", "reversed"))):
+    for of, kinds in ((numbers, _TESTED_LAYOUTS), (masks, ("strided", "transposed", "reversed"))):
         for kind in kinds:
             least, most = (4, 4) if kind == "transposed" else (2, np.inf)
             if names := [name for name in of if least <= inputs[name].ndim <= most]:
@@ -487,14 +487,17 @@ def repeated(problem: Problem) -> Sequence[AnyVariant]:
 
 def fresh_process(problem: Problem) -> Sequence[AnyVariant]:
     """Make the call in a new process."""
-    return (_single_call_variant("in a fresh process", problem, process="fresh process"),)
+    return (_single_call_variant("in a fresh process", problem, process_kind="fresh process"),)
 
 
 def threads(problem: Problem) -> Sequence[AnyVariant]:
     """Make the call in processes with several threads."""
     return tuple(
         PropertyVariant(
-            f"{number} threads", (FurtherCall(f"with {number} threads", problem),), process="threads", threads=number
+            f"{number} threads",
+            (FurtherCall(f"with {number} threads", problem),),
+            process_kind="threads",
+            threads=number,
         )
         for number in _THREAD_COUNTS
     )

@@ -68,9 +68,9 @@ class CallResult(Elementwise):
     description: str
     array: Array
     exact: Real
-    allowed: Real
-    wrong: Flags
-    is_open: Flags
+    max_error: Real
+    exceeds_bound: Flags
+    is_undetermined: Flags
 
     @property
     def error(self) -> Real:
@@ -95,29 +95,37 @@ def judge_call_result(description: str, truth: Truth, stage: str, array: Array, 
 def judge_variant(
     variant: PropertyVariant,
     problem: Problem,
-    first: StageArrays,
-    others: Sequence[StageArrays],
+    first_result: StageArrays,
+    further_results: Sequence[StageArrays],
     rounding_model: str,
     truths: TruthCache,
 ) -> VariantResult:
     """Judge one variant of a property: the most severe result of its stages."""
     if variant.is_merged:
-        return judge_merged(variant, problem, first, others, rounding_model, truths)
-    by_stage = []
+        return judge_merged_parts(variant, problem, first_result, further_results, rounding_model, truths)
+    stage_results = []
     for stage in variant.stages or result_stage_names(problem):
-        arrays = [result[stage] for result in others]
+        arrays = [result[stage] for result in further_results]
         combined = multiply_by_power_of_two(variant.combine(stage, arrays), variant.factor)
 
-        def sides(stage: str = stage, arrays: list[Array] = arrays) -> tuple[CallResult, CallResult]:
-            one = judge_call_result("the first call", truths.truth_of(problem), stage, first[stage], rounding_model)
+        def judge_both_calls(stage: str = stage, arrays: list[Array] = arrays) -> tuple[CallResult, CallResult]:
+            one = judge_call_result(
+                "the first call", truths.truth_of(problem), stage, first_result[stage], rounding_model
+            )
             return one, _combined_call_result(variant, stage, arrays, rounding_model, truths)
 
         compared, may_spread = variant.compared.get(stage), variant.nan_may_spread
         judged = judge_arrays(
-            stage, first[stage], combined, variant.description, sides, compared, nan_may_spread=may_spread
+            stage,
+            first_result[stage],
+            combined,
+            variant.description,
+            judge_both_calls,
+            compared,
+            nan_may_spread=may_spread,
         )
-        by_stage.append(judged)
-    return max(by_stage, key=lambda result: result.verdict.severity)
+        stage_results.append(judged)
+    return max(stage_results, key=lambda result: result.verdict.severity)
 
 
 def _combined_call_result(
@@ -128,7 +136,7 @@ def _combined_call_result(
         judge_call_result(call.description, truths.truth_of(call.exact_problem), stage, array, rounding_model)
         for call, array in zip(variant.calls, arrays, strict=True)
     ]
-    names = ("array", "exact", "allowed", "wrong", "is_open")
+    names = ("array", "exact", "max_error", "exceeds_bound", "is_undetermined")
     combined, exact, allowed, *flags = (
         variant.combine(stage, [getattr(side, name) for side in sides]) for name in names
     )
@@ -143,12 +151,12 @@ def judge_arrays(
     first: Array,
     second: Array,
     description: str,
-    sides: Callable[[], tuple[CallResult, CallResult]],
+    judge_both_calls: Callable[[], tuple[CallResult, CallResult]],
     compared: Flags | None = None,
     *,
     nan_may_spread: bool = False,
 ) -> VariantResult:
-    """Compare two results in the ``compared`` elements; ``sides`` is called if bits differ, for the exact answers."""
+    """Compare results in the ``compared`` elements; ``judge_both_calls`` gives the exact answers if bits differ."""
     if first.shape != second.shape or first.dtype != second.dtype:
         shapes = format_shape(first.shape), format_shape(second.shape)
         message = f"{stage} is {first.dtype} {shapes[0]}, and {second.dtype} {shapes[1]}: {description}"
@@ -160,7 +168,7 @@ def judge_arrays(
         return VariantResult(
             PropertyOutcome.BITWISE, f"all {elements} elements: {description}", stage, elements=elements
         )
-    first_side, second_side = (side.mapped(np.asarray) for side in sides())
+    first_side, second_side = (side.mapped(np.asarray) for side in judge_both_calls())
     judged = _judge_by_errors(stage, first_side, second_side, differs, chosen, nan_may_spread=nan_may_spread)
     return replace(judged, differing=differing, elements=elements)
 
@@ -172,9 +180,9 @@ def _is_nan(array: Array) -> Flags:
 _DIFFERENT_ANSWERS_MESSAGE = (
     "the two calls have not the same exact answer, so that they cannot be compared with each other"
 )
-_SAME = 2.0**-40
+_SAME_ANSWER_TOLERANCE = 2.0**-40
 """Relative to a number: an exact answer is enclosed far more narrowly."""
-_LEAST = 1e-300
+_SMALLEST_DIFFERENCE = 1e-300
 """Smallest difference that counts: the numbers below it are near the underflow of float64."""
 
 
@@ -185,29 +193,32 @@ def _judge_by_errors(
     # Exact answers are apart if they differ by more than their uncertainty, relative to the numbers.
     size = np.maximum(np.abs(before.exact), np.abs(after.exact))
     with np.errstate(invalid="ignore"):
-        apart = np.abs(before.exact - after.exact) > _SAME * size + before.allowed * _SAME + _LEAST
+        apart = (
+            np.abs(before.exact - after.exact)
+            > _SAME_ANSWER_TOLERANCE * size + before.max_error * _SAME_ANSWER_TOLERANCE + _SMALLEST_DIFFERENCE
+        )
     apart = chosen & apart & np.isfinite(before.exact) & np.isfinite(after.exact)
     if apart.any():
         element = _element_result(stage, before, after, index_of_largest(apart), PropertyOutcome.NOT_JUDGED)
         return replace(element, message=_DIFFERENT_ANSWERS_MESSAGE)
-    spread = chosen & ~before.wrong & ~_is_nan(before.array) & _is_nan(after.array) & nan_may_spread
-    wrong = chosen & (before.wrong | after.wrong) & ~spread
+    spread = chosen & ~before.exceeds_bound & ~_is_nan(before.array) & _is_nan(after.array) & nan_may_spread
+    wrong = chosen & (before.exceeds_bound | after.exceeds_bound) & ~spread
     if wrong.any():
         return _element_result(stage, before, after, _worst_element(before, after, wrong), PropertyOutcome.BROKEN)
     for elements, outcome in (
         (differs & (_is_nan(before.array) != _is_nan(after.array)) & ~spread, PropertyOutcome.BROKEN),
         (spread, PropertyOutcome.NAN),
-        (differs & (before.is_open | after.is_open), PropertyOutcome.NOT_JUDGED),
+        (differs & (before.is_undetermined | after.is_undetermined), PropertyOutcome.NOT_JUDGED),
     ):
         if elements.any():
             return _element_result(stage, before, after, index_of_largest(elements), outcome)
     return _element_result(stage, before, after, _worst_element(before, after, differs), PropertyOutcome.WITHIN_BOUNDS)
 
 
-def _worst_element(before: CallResult, after: CallResult, among: Flags) -> tuple[int, ...]:
+def _worst_element(before: CallResult, after: CallResult, candidates: Flags) -> tuple[int, ...]:
     """Return the element with the largest error over its bound in either result."""
-    ratios = np.maximum(error_ratio(before.error, before.allowed), error_ratio(after.error, after.allowed))
-    return index_of_largest(np.where(among, np.where(np.isnan(ratios), np.inf, ratios), -1))
+    ratios = np.maximum(error_ratio(before.error, before.max_error), error_ratio(after.error, after.max_error))
+    return index_of_largest(np.where(candidates, np.where(np.isnan(ratios), np.inf, ratios), -1))
 
 
 def _element_result(
@@ -215,7 +226,7 @@ def _element_result(
 ) -> VariantResult:
     """Return the outcome at an element, with the numbers and bounds of both results."""
     first, second = float(before.array[index]), float(after.array[index])
-    bounds = float(before.allowed[index]), float(after.allowed[index])
+    bounds = float(before.max_error[index]), float(after.max_error[index])
     exact = float(before.exact[index])
     at = format_element(index, stage)
     differ = "" if np.isnan(second - first) else f", which differ by {abs(second - first):.3g}"
@@ -226,7 +237,7 @@ def _element_result(
         message += "; what NaN does that no query may read is a convention"
     else:
         message += f"; exactly {exact:.9g}, where {bounds[0] + bounds[1]:.3g} is allowed for both together"
-        beyond = [side.description for side in (before, after) if side.wrong[index]]
+        beyond = [side.description for side in (before, after) if side.exceeds_bound[index]]
         if outcome is PropertyOutcome.BROKEN and beyond:
             message += f"; beyond its bound is {' and '.join(beyond)}"
     return VariantResult(outcome, message, stage, format_index(index), first, second, exact, *bounds)
@@ -235,44 +246,46 @@ def _element_result(
 _MERGE_STATISTIC = "log_sum_exp"
 
 
-def judge_merged(
+def judge_merged_parts(
     variant: PropertyVariant,
     problem: Problem,
-    first: StageArrays,
-    others: Sequence[StageArrays],
+    first_result: StageArrays,
+    part_results: Sequence[StageArrays],
     rounding_model: str,
     truths: TruthCache,
 ) -> VariantResult:
     """Compare parts of the keys, merged by their outputs and log_sum_exps, with the output of all keys."""
-    if any(_MERGE_STATISTIC not in part for part in others):
+    if any(_MERGE_STATISTIC not in part for part in part_results):
         return VariantResult(PropertyOutcome.UNSUPPORTED, f"returns no {_MERGE_STATISTIC} to merge by")
-    if any(np.isnan(part[_MERGE_STATISTIC].astype(np.float64)).any() for part in others):
+    if any(np.isnan(part[_MERGE_STATISTIC].astype(np.float64)).any() for part in part_results):
         return VariantResult(PropertyOutcome.BROKEN, f"a {_MERGE_STATISTIC} of a part is NaN", _MERGE_STATISTIC)
-    outputs = np.stack([part["output"].astype(np.float64) for part in others])
-    statistics = np.stack([part[_MERGE_STATISTIC].astype(np.float64) for part in others])
+    outputs = np.stack([part["output"].astype(np.float64) for part in part_results])
+    statistics = np.stack([part[_MERGE_STATISTIC].astype(np.float64) for part in part_results])
     # The oracle merges the returned parts; a part without a key has no weight.
     parts = Problem("merge_states", {}, {"outputs": outputs, "log_sum_exps": statistics}, "float64")
     merged = find_truth(parts, whole=True).exact["output"]
-    rounded = merged.high.astype(first["output"].dtype)
+    rounded = merged.high.astype(first_result["output"].dtype)
 
-    def sides() -> tuple[CallResult, CallResult]:
-        one = judge_call_result("the first call", truths.truth_of(problem), "output", first["output"], rounding_model)
-        bound = _merged_bound(variant, others, one.exact, rounding_model, truths) + merged.radius
+    def judge_both_calls() -> tuple[CallResult, CallResult]:
+        one = judge_call_result(
+            "the first call", truths.truth_of(problem), "output", first_result["output"], rounding_model
+        )
+        bound = _merged_bound(variant, part_results, one.exact, rounding_model, truths) + merged.radius
         allowed = bound + np.spacing(np.abs(one.exact))
         with np.errstate(invalid="ignore"):
             error = np.abs(merged.high - one.exact)
-        wrong = ~one.is_open & (np.isnan(error) | (error > allowed + one.allowed * 2.0**-50))
-        return one, CallResult(variant.description, merged.high, one.exact, allowed, wrong, one.is_open)
+        wrong = ~one.is_undetermined & (np.isnan(error) | (error > allowed + one.max_error * 2.0**-50))
+        return one, CallResult(variant.description, merged.high, one.exact, allowed, wrong, one.is_undetermined)
 
-    return judge_arrays("output", first["output"], rounded, variant.description, sides)
+    return judge_arrays("output", first_result["output"], rounded, variant.description, judge_both_calls)
 
 
 def _merged_bound(
-    variant: PropertyVariant, others: Sequence[StageArrays], whole: Real, rounding_model: str, truths: TruthCache
+    variant: PropertyVariant, part_results: Sequence[StageArrays], whole: Real, rounding_model: str, truths: TruthCache
 ) -> Real:
     """Return the largest error of the merged output, from the bounds of the parts."""
     exact, allowed, logs, widths = [], [], [], []
-    for call, result in zip(variant.calls, others, strict=True):
+    for call, result in zip(variant.calls, part_results, strict=True):
         truth = truths.truth_of(call.exact_problem)
         output = judge_call_result(call.description, truth, "output", result["output"], rounding_model)
         statistic = judge_call_result(
@@ -280,9 +293,9 @@ def _merged_bound(
         )
         empty = statistic.exact == -np.inf
         exact.append(np.where(empty[..., np.newaxis], 0.0, output.exact))
-        allowed.append(np.where(empty[..., np.newaxis], 0.0, output.allowed))
+        allowed.append(np.where(empty[..., np.newaxis], 0.0, output.max_error))
         logs.append(statistic.exact)
-        widths.append(np.where(empty, 0.0, statistic.allowed))
+        widths.append(np.where(empty, 0.0, statistic.max_error))
     # The softmax over parts, of which at least one has a key.
     largest = np.max(logs, axis=0)
     powers = np.exp(np.stack(logs) - np.where(np.isfinite(largest), largest, 0.0))

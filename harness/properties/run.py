@@ -39,7 +39,7 @@ from attncheck.results.format import Row
 from attncheck.settings.config import load_expected_failures_of, read_config
 from attncheck.spec.verdicts import PropertyOutcome
 
-_WITH_NEGATIVE_STRIDES = "numpy"
+_FRAMEWORK_WITH_NEGATIVE_STRIDES = "numpy"
 """The only framework whose arrays have negative strides; every other copies such an array."""
 
 
@@ -64,17 +64,17 @@ class PropertyRequest:
     store: Store = NO_STORE
 
 
-def property_questions(cases: Sequence[Case], asking: PropertyRequest) -> list[PropertyQuestion]:
+def property_questions(cases: Sequence[Case], request: PropertyRequest) -> list[PropertyQuestion]:
     """Return every property of the cases, by dtype. Raises ``CaseError`` for properties that do not apply."""
     faults: list[Diagnostic] = []
     questions = []
     for case in cases:
         exact = make_exact_inputs(case)
         for dtype in case.dtypes:
-            if asking.dtypes and dtype not in asking.dtypes:
+            if request.dtypes and dtype not in request.dtypes:
                 continue
             problem = problem_from_case(case, convert_inputs(case, exact, dtype))
-            for name in (name for name in case.properties if not asking.names or name in asking.names):
+            for name in (name for name in case.properties if not request.names or name in request.names):
                 try:
                     questions.append(PropertyQuestion(name, case, dtype, problem, VARIANTS_OF[name](problem)))
                 except NotApplicable as error:
@@ -86,14 +86,14 @@ def property_questions(cases: Sequence[Case], asking: PropertyRequest) -> list[P
 
 
 def judge_implementations(
-    implementations: Sequence[Implementation], questions: Sequence[PropertyQuestion], asking: PropertyRequest
+    implementations: Sequence[Implementation], questions: Sequence[PropertyQuestion], request: PropertyRequest
 ) -> list[Row]:
     """Test every property of every implementation, in worker processes."""
-    truths = TruthCache(asking.store)
+    truths = TruthCache(request.store)
     return [
         row
         for implementation in implementations
-        for row in _judge_implementation(implementation, questions, asking.limits, truths)
+        for row in _judge_implementation(implementation, questions, request.limits, truths)
     ]
 
 
@@ -115,11 +115,18 @@ def _judge_implementation(
 
 
 def _property_row(
-    implementation: Implementation, question: PropertyQuestion, variant: str, finding: VariantResult
+    implementation: Implementation, question: PropertyQuestion, variant_description: str, result: VariantResult
 ) -> Row:
     claim: str = getattr(implementation.entry, "properties", {}).get(question.name, "")
     place = (question.case.id, question.case.operation, question.dtype, implementation.name)
-    row = Row(*place, comparison="property", property_name=question.name, variant=variant, claim=claim, **vars(finding))
+    row = Row(
+        *place,
+        comparison="property",
+        property_name=question.name,
+        variant=variant_description,
+        claim=claim,
+        **vars(result),
+    )
     if row.fails and row.verdict != PropertyOutcome.BROKEN:
         return replace(row, message=f"claimed to be {row.claim}, and is {row.verdict}: {row.message}")
     return row
@@ -134,16 +141,16 @@ class _VariantJudge:
         self._implementation, self._question, self._workers, self._truths = implementation, question, workers, truths
         self._model = implementation.rounding_model(question.dtype) or "none"
         self._conventions = implementation.declared_readings
-        self._read: dict[int, tuple[Problem, Problem]] = {}  # by problem, which stays alive
-        self._first: dict[tuple[str, ...], Outcome] = {}
-        self._alone: dict[int, Outcome] = {}  # by problem; the question holds them all
+        self._problems_under_conventions: dict[int, tuple[Problem, Problem]] = {}  # by problem, which stays alive
+        self._first_outcomes: dict[tuple[str, ...], Outcome] = {}
+        self._new_process_outcomes: dict[int, Outcome] = {}  # by problem; the question holds them all
 
     def judge(self, variant: AnyVariant) -> VariantResult:
         """Make the calls of a variant, and judge the results."""
         try:
             return self._judge_session(variant) if isinstance(variant, SessionVariant) else self._judge_calls(variant)
         except _MissingResult as reason:
-            return reason.judge
+            return reason.result
 
     @property
     def _shared_worker(self) -> GroupRunner[Any]:
@@ -160,31 +167,35 @@ class _VariantJudge:
         question, usual = self._question, self._shared_worker
         framework = self._implementation.entry.framework
         kinds = {kind for call in variant.calls for kind in call.problem.memory_layout.values()}
-        if "reversed" in kinds and framework != _WITH_NEGATIVE_STRIDES:
+        if "reversed" in kinds and framework != _FRAMEWORK_WITH_NEGATIVE_STRIDES:
             return VariantResult(PropertyOutcome.UNSUPPORTED, f"{framework} has no negative strides")
         stages = variant.stages or result_stage_names(question.problem)
-        if stages not in self._first:
-            self._first[stages] = usual.evaluate(call_returning(self._declared_call(question.problem), stages))
-        first = _returned_stages(self._first[stages], stages, "the first call")
-        worker = self._worker_with_threads(variant.threads) if variant.process == "threads" else usual
-        with self._new_worker() if variant.process == "fresh process" else nullcontext(worker) as runner:
+        if stages not in self._first_outcomes:
+            self._first_outcomes[stages] = usual.evaluate(
+                call_returning(self._call_under_conventions(question.problem), stages)
+            )
+        first = _returned_stages(self._first_outcomes[stages], stages, "the first call")
+        worker = self._worker_with_threads(variant.threads) if variant.process_kind == "threads" else usual
+        with self._new_worker() if variant.process_kind == "fresh process" else nullcontext(worker) as runner:
             others = [
                 _returned_stages(
-                    runner.evaluate(call_returning(self._declared_call(call.problem), stages)), stages, call.description
+                    runner.evaluate(call_returning(self._call_under_conventions(call.problem), stages)),
+                    stages,
+                    call.description,
                 )
                 for call in variant.calls
             ]
         return judge_variant(variant, question.problem, first, others, self._model, self._truths)
 
-    def _problem_as_read(self, problem: Problem) -> Problem:
+    def _problem_under_conventions(self, problem: Problem) -> Problem:
         """Return the problem that the function computes if it is called with ``problem``, by its declarations."""
-        if id(problem) not in self._read:
+        if id(problem) not in self._problems_under_conventions:
             reading = problem_under_conventions(problem, self._conventions) if self._conventions else None
             read = problem if reading is None else reading.problem
-            self._read[id(problem)] = problem, read
-        return self._read[id(problem)][1]
+            self._problems_under_conventions[id(problem)] = problem, read
+        return self._problems_under_conventions[id(problem)][1]
 
-    def _declared_call(self, problem: Problem) -> Problem:
+    def _call_under_conventions(self, problem: Problem) -> Problem:
         """Return the call by which the function computes ``problem``. Raises ``_MissingResult`` if there is none."""
         call = rewrite_for_conventions(problem, self._conventions) if self._conventions else problem
         if call is None:
@@ -197,11 +208,11 @@ class _VariantJudge:
         answer = self._shared_worker.evaluate_session(variant.session)
         if isinstance(answer, Failure):
             raise _MissingResult(answer, variant.description)
-        judged = list(self._judge_memory(variant, answer)) if variant.problem is not None else []
+        judged = list(self._judge_memory_changes(variant, answer)) if variant.problem is not None else []
         judged += [self._judge_pair(pair, answer) for pair in variant.pairs]
         return max(judged, key=lambda result: result.verdict.severity)
 
-    def _judge_memory(self, variant: SessionVariant, answer: Sequence[StepResult]) -> Iterator[VariantResult]:
+    def _judge_memory_changes(self, variant: SessionVariant, answer: Sequence[StepResult]) -> Iterator[VariantResult]:
         """Judge if a call changed its inputs, or if its output changed or shares memory with them."""
         result = answer[0]
         is_of_inputs = self._question.name == "inputs_unchanged"
@@ -221,16 +232,20 @@ class _VariantJudge:
         stages = result_stage_names(pair.problem)
         second = _returned_stages(answer[pair.second].outcome, stages, pair.description)
         if pair.first is None:
-            if id(pair.problem) not in self._alone:  # one call in a new process serves all pairs
+            if id(pair.problem) not in self._new_process_outcomes:  # one call in a new process serves all pairs
                 with self._new_worker() as runner:
-                    self._alone[id(pair.problem)] = runner.evaluate(call_returning(pair.problem))
+                    self._new_process_outcomes[id(pair.problem)] = runner.evaluate(call_returning(pair.problem))
             first = _returned_stages(
-                self._alone[id(pair.problem)], stages, f"{pair.description}, in a process of its own"
+                self._new_process_outcomes[id(pair.problem)], stages, f"{pair.description}, in a process of its own"
             )
         else:
             first = _returned_stages(answer[pair.first].outcome, stages, "the first call")
-        again = PropertyVariant(pair.description, (FurtherCall(pair.description, self._problem_as_read(pair.problem)),))
-        return judge_variant(again, self._problem_as_read(pair.problem), first, [second], self._model, self._truths)
+        again = PropertyVariant(
+            pair.description, (FurtherCall(pair.description, self._problem_under_conventions(pair.problem)),)
+        )
+        return judge_variant(
+            again, self._problem_under_conventions(pair.problem), first, [second], self._model, self._truths
+        )
 
 
 class _MissingResult(Exception):
@@ -239,8 +254,8 @@ class _MissingResult(Exception):
     def __init__(self, outcome: Outcome, description: str) -> None:
         assert isinstance(outcome, Failure), "a call that gave a result is judged"
         kind = PropertyOutcome.UNSUPPORTED if outcome.verdict == "unsupported" else PropertyOutcome.FAILED
-        self.judge = VariantResult(kind, f"{outcome.verdict}: {outcome.message} ({description})")
-        super().__init__(self.judge.message)
+        self.result = VariantResult(kind, f"{outcome.verdict}: {outcome.message} ({description})")
+        super().__init__(self.result.message)
 
 
 def _returned_stages(outcome: Outcome, stages: Sequence[str], description: str) -> StageArrays:
@@ -253,7 +268,7 @@ def _returned_stages(outcome: Outcome, stages: Sequence[str], description: str) 
 
 
 def select_property_cases(
-    patterns: Sequence[str], lists: Sequence[Path] = (), store: Store = NO_STORE
+    patterns: Sequence[str], expected_failure_lists: Sequence[Path] = (), store: Store = NO_STORE
 ) -> CaseSelection:
     """Read the named cases with properties: by default the bundled ones, and those of the project.
 
@@ -261,14 +276,16 @@ def select_property_cases(
     """
     config = read_config()
     named = patterns or (PROPERTIES_FILE, *config.cases)
-    return select_cases(named, expected_failures=(*config.expected_failure_lists, *lists), store=store, properties=True)
+    return select_cases(
+        named, expected_failures=(*config.expected_failure_lists, *expected_failure_lists), store=store, properties=True
+    )
 
 
 def run_properties(
     implementations: Sequence[Implementation],
     questions: Sequence[PropertyQuestion],
-    asking: PropertyRequest,
-    lists: Sequence[Path] = (),
+    request: PropertyRequest,
+    expected_failure_lists: Sequence[Path] = (),
     *,
     complete: bool = False,
 ) -> list[Row]:
@@ -278,11 +295,15 @@ def run_properties(
     ``CaseError`` for lists that cannot be read.
     """
     backends = [item.entry.name for item in implementations]
-    expected = [entry for entry in load_expected_failures_of(backends, lists) if entry.entry.property is not None]
-    rows = [mark_expected_failure(row, expected) for row in judge_implementations(implementations, questions, asking)]
+    expected = [
+        entry
+        for entry in load_expected_failures_of(backends, expected_failure_lists)
+        if entry.entry.property is not None
+    ]
+    rows = [mark_expected_failure(row, expected) for row in judge_implementations(implementations, questions, request)]
     outdated = []
     for entry in expected if complete else ():
-        asked = [row for row in rows if _covers(entry, row) and row.verdict in _JUDGED_OUTCOMES]
+        asked = [row for row in rows if _expects_failure_of(entry, row) and row.verdict in _JUDGED_OUTCOMES]
         if asked and entry.must_still_happen and not any(row.verdict == PropertyOutcome.BROKEN for row in asked):
             message = f"an expected failure ({entry.location}) no longer happens; remove it"
             outdated.append(replace(asked[0], verdict=PropertyOutcome.XPASS.value, message=message, claim=""))
@@ -291,13 +312,13 @@ def run_properties(
 
 def mark_expected_failure(row: Row, expected: Iterable[ExpectedFailure]) -> Row:
     """Mark a failing row with the expected failure that covers it, if any."""
-    entry = next((listed for listed in expected if _covers(listed, row)), None)
+    entry = next((listed for listed in expected if _expects_failure_of(listed, row)), None)
     if entry is None or row.verdict != PropertyOutcome.BROKEN:
         return row
     return replace(row, xfail=True, message=f"{row.message}; expected: {entry.entry.reason}")
 
 
-def _covers(expected: ExpectedFailure, row: Row) -> bool:
+def _expects_failure_of(expected: ExpectedFailure, row: Row) -> bool:
     return expected.concerns(row.implementation, row.case, row.dtype, row.property_name)
 
 

@@ -68,12 +68,12 @@ def change_along(problem: Problem, letters: Mapping[str, ArrayChange]) -> Proble
 
 def input_axis(problem: Problem, name: str, letter: str) -> int | None:
     """Return an input's axis, from the end; None without one, or if it is broadcast."""
-    return _axis(problem, problem.specs[name].axes, letter, problem.inputs[name].shape)
+    return _axis_from_end(problem, problem.specs[name].axes, letter, problem.inputs[name].shape)
 
 
 def stage_axis(problem: Problem, stage: str, letter: str, shape: tuple[int, ...]) -> int | None:
     """Return a stage's axis, from the end; None without one, or if it is broadcast."""
-    return _axis(problem, result_axes(problem, stage), letter, shape)
+    return _axis_from_end(problem, result_axes(problem, stage), letter, shape)
 
 
 def result_axes(problem: Problem, stage: str) -> Axes:
@@ -83,7 +83,7 @@ def result_axes(problem: Problem, stage: str) -> Axes:
     return stage_axes(problem.operation, {*lengths_by_letter(problem), "H*Dv"})[stage]
 
 
-def _axis(problem: Problem, axes: Axes, letter: str, shape: tuple[int, ...]) -> int | None:
+def _axis_from_end(problem: Problem, axes: Axes, letter: str, shape: tuple[int, ...]) -> int | None:
     if letter not in axes:
         return None
     axis = axes.index(letter) - len(axes)
@@ -112,7 +112,7 @@ def allowed_keys(problem: Problem) -> NDArray[np.bool_]:
     return allowed
 
 
-def require(problem: Problem, *, has: Sequence[str] = (), lacks: Sequence[str] = ()) -> None:
+def require_arguments(problem: Problem, *, has: Sequence[str] = (), lacks: Sequence[str] = ()) -> None:
     """Raise ``NotApplicable`` if a problem lacks an input or option, or has one that does not fit."""
     present = {*problem.inputs, *(name for name, value in problem.options.items() if value not in (None, False))}
     if missing := [name for name in has if name not in present]:
@@ -163,16 +163,16 @@ def single_result(stage: str, results: Sequence[Array]) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class FurtherCall:
-    """One further call; ``truth`` is the problem whose exact answer is right, by default ``problem``."""
+    """One further call; ``exact_answer_problem`` is the problem whose exact answer is right, by default ``problem``."""
 
     description: str
     problem: Problem
-    truth: Problem | None = None
+    exact_answer_problem: Problem | None = None
 
     @property
     def exact_problem(self) -> Problem:
         """The problem whose exact answer counts."""
-        return self.truth or self.problem
+        return self.exact_answer_problem or self.problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +182,7 @@ class PropertyVariant:
     The combined result times ``factor``, a power of two, is compared with the result of the first call, in the elements
     that ``compared`` flags by stage (by default all). If it ``is_merged``, every call has a part of the keys, and the
     outputs are merged by their log-sum-exps. If ``nan_may_spread``, NaN from the further calls is a convention.
-    ``where`` is the process of the calls, which may have several ``threads``.
+    ``process_kind`` is the process of the calls, which may have several ``threads``.
     """
 
     description: str
@@ -193,7 +193,7 @@ class PropertyVariant:
     stages: tuple[str, ...] | None = None
     is_merged: bool = False
     nan_may_spread: bool = False
-    process: Literal["here", "fresh process", "threads"] = "here"
+    process_kind: Literal["here", "fresh process", "threads"] = "here"
     threads: int = 1
 
 

@@ -24,7 +24,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.inputs import make_inputs
 from attncheck.reading.loader import case_from_data
 from attncheck.reading.problem import Problem
-from attncheck.searching.shapes import EDGES
+from attncheck.searching.shapes import EDGE_LENGTHS
 from attncheck.spec import HEADS, OPERATIONS, InputSpec, score_kind
 
 MAX_LISTED_ELEMENTS = 128
@@ -112,26 +112,26 @@ def case_file_content(problem: Problem, inputs: Mapping[str, Any], name: str, fo
 def case_of_problem(
     problem: Problem,
     folder: Path,
-    identity: str,
-    max_spelled: int = MAX_LISTED_ELEMENTS,
+    case_id: str,
+    max_listed: int = MAX_LISTED_ELEMENTS,
     title: str = "A drawn problem",
 ) -> Case:
     """Return the case that the harness judges. Raises ``CaseError`` if the problem is no case.
 
-    Arrays of more than ``max_spelled`` numbers are written to ``folder``, and have to stay there as long as the case is
+    Arrays of more than ``max_listed`` numbers are written to ``folder``, and have to stay there as long as the case is
     used.
     """
     inputs = {}
     for name, array in problem.inputs.items():
         if not array.size:
             inputs[name] = {"constant": 0, "shape": list(array.shape)}
-        elif array.size <= max_spelled:
+        elif array.size <= max_listed:
             inputs[name] = {"values": array.tolist()}
         else:
-            file = f"{identity.rpartition('/')[2]}-{name}.npy"
+            file = f"{case_id.rpartition('/')[2]}-{name}.npy"
             np.save(folder / file, array)
             inputs[name] = {"file": file}
-    return case_from_data(case_file_content(problem, inputs, title, "drawn"), folder, identity)
+    return case_from_data(case_file_content(problem, inputs, title, "drawn"), folder, case_id)
 
 
 _SIZE_CLASS_LIMITS = (0, 1, 8, 15, 16, 63, 64, 127, 128)
@@ -143,9 +143,9 @@ did not.
 """
 
 
-def features_of(problem: Problem) -> frozenset[str]:
+def problem_features(problem: Problem) -> frozenset[str]:
     """Return the features of a problem in words."""
-    return frozenset(_iterate_features(problem))
+    return frozenset(_iterate_problem_features(problem))
 
 
 def required_features(problem: Problem) -> frozenset[str]:
@@ -165,7 +165,7 @@ def drawn_case_id(problem: Problem, name: str) -> str:
     return f"search/{problem.operation}/{slug(' '.join(words)) or 'plain'}/{name}"
 
 
-def _iterate_features(problem: Problem) -> Iterator[str]:
+def _iterate_problem_features(problem: Problem) -> Iterator[str]:
     yield f"dtype {problem.dtype}"
     yield f"regime {problem.regime}"
     yield f"special {problem.special}"
@@ -186,7 +186,7 @@ def _iterate_features(problem: Problem) -> Iterator[str]:
         if letter in lengths:
             length = lengths[letter]
             yield f"{letter} class {sum(length > most for most in _SIZE_CLASS_LIMITS)}"
-            if length > 8 and length in EDGES:
+            if length > 8 and length in EDGE_LENGTHS:
                 yield f"{letter} = {length}"
     if lengths.get("D") != lengths.get("Dv", lengths.get("D")):
         yield "another width of values"
@@ -223,7 +223,7 @@ def operation_and_score(problem: Problem) -> str:
     return f"{problem.operation} {score_kind(problem.operation, problem.options)}"
 
 
-_KIND_WEIGHT = 30
+_NEW_OPERATION_WEIGHT = 30
 """An operation of few inputs has few features: while it is new, it counts as much as the pairs of eight features."""
 
 
@@ -241,19 +241,19 @@ class FeatureCounts:
         Example:
             >>> counts, problem = FeatureCounts(), Problem("softmax", {}, {"scores": np.ones((1, 1, 2, 3))})
             >>> before = counts.novelty(problem)
-            >>> counts.add(problem)
+            >>> counts.count_features(problem)
             >>> counts.novelty(problem) / before
             0.25
         """
-        of_kind = _KIND_WEIGHT / (1 + self.counts[operation_and_score(problem)]) ** 2
-        return of_kind + sum(1 / (1 + self.counts[key]) ** 2 for key in _feature_keys(problem))
+        of_kind = _NEW_OPERATION_WEIGHT / (1 + self.counts[operation_and_score(problem)]) ** 2
+        return of_kind + sum(1 / (1 + self.counts[key]) ** 2 for key in _feature_and_pair_keys(problem))
 
-    def add(self, problem: Problem) -> None:
+    def count_features(self, problem: Problem) -> None:
         """Count the features of a problem that is run."""
-        self.counts.update(_feature_keys(problem))
+        self.counts.update(_feature_and_pair_keys(problem))
 
-    def record_answer(self, problem: Problem, *, is_refused: bool, lacks: Collection[str] = ()) -> None:
-        """Record if an implementation refused a problem; ``lacks`` are the features that it named.
+    def record_answer(self, problem: Problem, *, is_refused: bool, missing_features: Collection[str] = ()) -> None:
+        """Record if an implementation refused a problem; ``missing_features`` are the features that it named.
 
         A missing function counts for the operation. If no named feature is one of the problem, any may be the reason.
         """
@@ -261,8 +261,8 @@ class FeatureCounts:
         if not is_refused:
             self.answered |= asked
             return
-        named = {word for word in asked if word.partition(" ")[0] in lacks}
-        if any(lack.endswith("()") for lack in lacks):
+        named = {word for word in asked if word.partition(" ")[0] in missing_features}
+        if any(lack.endswith("()") for lack in missing_features):
             named.add(operation_and_score(problem))
         self.refused.update(named or {f"{operation_and_score(problem)}: {word}" for word in asked})
 
@@ -290,8 +290,8 @@ def _refusable_features(problem: Problem) -> set[str]:
     return {operation_and_score(problem), f"dtype {problem.dtype}", *required_features(problem)}
 
 
-def _feature_keys(problem: Problem) -> Iterator[str]:
-    kind, features = operation_and_score(problem), sorted(features_of(problem))
+def _feature_and_pair_keys(problem: Problem) -> Iterator[str]:
+    kind, features = operation_and_score(problem), sorted(problem_features(problem))
     yield kind
     for feature in features:
         yield f"{kind}: {feature}"

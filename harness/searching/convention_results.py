@@ -25,10 +25,10 @@ from attncheck.searching.results import ProbeResults
 from attncheck.spec.verdicts import Verdict
 
 
-def write_conventions(
+def write_measured_conventions(
     writer: ResultsWriter,
-    chosen: ImplementationSelection,
-    measured: Mapping[str, Sequence[MeasuredConvention]],
+    selection: ImplementationSelection,
+    measured_conventions: Mapping[str, Sequence[MeasuredConvention]],
     dtypes: Mapping[str, str],
     limits: Limits,
 ) -> None:
@@ -45,12 +45,14 @@ def write_conventions(
         OutputError: If the folder cannot be written.
     """
     asked_dtypes = tuple(dict.fromkeys(dtypes.values()))
-    results = ProbeResults.begin(writer, chosen, asked_dtypes, limits)
+    results = ProbeResults.start(writer, selection, asked_dtypes, limits)
     cases = {question.name: _write_question_case(question, writer.directory, asked_dtypes[0]) for question in QUESTIONS}
-    for name, answers in measured.items():
+    for name, answers in measured_conventions.items():
         for answer in answers:
             case = cases[answer.question.name]
-            results.add(case, [_measured_row(answer, replace(blank_row(case, dtypes[name]), implementation=name))])
+            results.add_evaluation(
+                case, [_measured_row(answer, replace(blank_row(case, dtypes[name]), implementation=name))]
+            )
     results.write()
 
 
@@ -63,16 +65,16 @@ def _write_question_case(question: ConventionQuestion, folder: Path, dtype: str)
     )
 
 
-def _measured_row(answer: MeasuredConvention, blank: Row) -> Row:
-    means, row = f"it means: {answer.means}", replace(blank, stage=answer.question.stage)
-    if answer.kind in ("unsupported", "failed"):
-        verdict = Verdict.UNSUPPORTED if answer.kind == "unsupported" else Verdict.ERROR
-        return replace(blank, verdict=verdict, message=answer.means)
-    if answer.contradicts:
-        return replace(row, verdict=Verdict.SEMANTIC, message=f"it declares: {answer.declared}; {means}")
-    if not answer.question.expected:
+def _measured_row(convention: MeasuredConvention, blank_row: Row) -> Row:
+    means, row = f"it means: {convention.means}", replace(blank_row, stage=convention.question.stage)
+    if convention.kind in ("unsupported", "failed"):
+        verdict = Verdict.UNSUPPORTED if convention.kind == "unsupported" else Verdict.ERROR
+        return replace(blank_row, verdict=verdict, message=convention.means)
+    if convention.contradicts:
+        return replace(row, verdict=Verdict.SEMANTIC, message=f"it declares: {convention.declared}; {means}")
+    if not convention.question.expected:
         return replace(row, verdict=Verdict.UNVERIFIED, message=means)
-    if answer.departs:
-        message = f"{means}; attncheck's cases mean: {answer.question.expected}"
+    if convention.departs:
+        message = f"{means}; attncheck's cases mean: {convention.question.expected}"
         return replace(row, verdict=Verdict.SEMANTIC, message=message, xfail=True, reason=message)
     return replace(row, verdict=Verdict.AGREE, message=means)

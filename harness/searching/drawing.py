@@ -37,10 +37,10 @@ from attncheck.spec import (
 )
 from attncheck.spec.dtypes import largest_number
 
-Inputs = dict[str, Array]
+InputArrays = dict[str, Array]
 
 QueryKeyValue: TypeAlias = tuple[Real, Real, Real]
-_MAX_MEASURED_ROWS = 256
+_MAX_ROWS_FOR_LARGEST_LOGIT = 256
 """Products of so many rows of queries and of keys are measured."""
 
 
@@ -57,11 +57,11 @@ def _draw_changed_normal(change: Callable[[Random, Real, Real, Real], QueryKeyVa
 def _draw_independently(draw: Callable[[Random, Shape], Real]) -> Callable[..., QueryKeyValue]:
     """Draw query, key and value from the same distribution, independently."""
 
-    def drawn(random: Random, *shapes: Shape) -> QueryKeyValue:
+    def draw_all(random: Random, *shapes: Shape) -> QueryKeyValue:
         query, key, value = (draw(random, shape) for shape in shapes)
         return query, key, value
 
-    return drawn
+    return draw_all
 
 
 def _draw_uniform(random: Random, *shapes: Shape) -> QueryKeyValue:
@@ -71,7 +71,7 @@ def _draw_uniform(random: Random, *shapes: Shape) -> QueryKeyValue:
 
 def _scale_logits_to_80(random: Random, query: Real, key: Real, value: Real) -> QueryKeyValue:
     width = min(query.shape[-1], key.shape[-1])
-    rows, columns = (array.reshape(-1, array.shape[-1])[:_MAX_MEASURED_ROWS, :width] for array in (query, key))
+    rows, columns = (array.reshape(-1, array.shape[-1])[:_MAX_ROWS_FOR_LARGEST_LOGIT, :width] for array in (query, key))
     largest = np.abs(rows @ columns.T).max(initial=1e-9) / math.sqrt(width)
     return query * (80 / largest), key, value
 
@@ -127,30 +127,30 @@ _LENGTH_AXES = frozenset({"B", "N", "H", "Hkv", "Lq", "Lk", "T", "P", "Np", "Lp"
 """Axes other than widths of vectors."""
 _KEY_AXES = ("Lk", "T", "P", "Lp")
 _SCORE_AXES = STAGE_SPECS["scores"].axes
-_MINUS_INFINITY_SHARE = 0.08
+_SHARE_OF_MINUS_INFINITY = 0.08
 """Share of logits of an added key that are minus infinity. A choice: with more, that key rarely has a weight."""
-_SHARE_OF_RANGE = 0.9
+_MAX_SHARE_OF_CODE_RANGE = 0.9
 """Largest share of the range of a code format that inputs fill: below 1, as rounding the scale may enlarge codes."""
 _MAX_BLOCK_SCALE_LOG2, _MAX_ZERO_POINT = 2.0, 4
 """Block scales are drawn from 1/4 to 4, zero points up to half the range of 4 bits. A choice: others are as valid."""
 _MASK_BLOCK_SIZES = (1, 2, 3, 16, 64)
 """Sides of the blocks of block masks: small ones fit into drawn lengths, 16 and 64 are tile sizes of kernels."""
-_SAFE_MAGNITUDES = 0.05, 10.0
+_SAFE_MAGNITUDE_RANGE = 0.05, 10.0
 """Range of the largest number of a vector for a cosine: its square is a normal number in every dtype."""
 
 
 @dataclass
 class DrawnInputs:
-    """Draws the inputs of a problem; ``forms`` names the forms of masks and biases.
+    """Draws the inputs of a problem; ``mask_and_bias_forms`` names the forms of masks and biases.
 
-    ``is_generic`` is false if an input makes rounding errors unlike noise. ``problem`` has the shapes.
+    ``has_noise_like_errors`` is false if an input makes rounding errors unlike noise. ``problem`` has the shapes.
     """
 
     problem: Problem
     random: Random
-    is_generic: bool = True
-    forms: list[str] = field(default_factory=list)
-    inputs: Inputs = field(default_factory=dict)
+    has_noise_like_errors: bool = True
+    mask_and_bias_forms: list[str] = field(default_factory=list)
+    inputs: InputArrays = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.lengths = self.problem.lengths
@@ -238,7 +238,9 @@ class DrawnInputs:
             return random.uniform(-2, 2, shape)
         numbers = random.randn(*shape) * 10 ** random.uniform(-1, 1.3 if spec.may_be_infinite else 1)
         return (
-            np.where(random.rand(*shape) < _MINUS_INFINITY_SHARE, -np.inf, numbers) if spec.may_be_infinite else numbers
+            np.where(random.rand(*shape) < _SHARE_OF_MINUS_INFINITY, -np.inf, numbers)
+            if spec.may_be_infinite
+            else numbers
         )
 
     def _draw_counts(self, spec: InputSpec, shape: Shape) -> Array:
@@ -262,7 +264,7 @@ class DrawnInputs:
         spec, inputs = self.problem.specs[name], self.problem.inputs
         spread = tuple(axis for axis, length in enumerate(shape) if length == 1)
         largest = np.abs(array).max(axis=-1).max(axis=spread, keepdims=True, initial=1e-9)
-        most = _SHARE_OF_RANGE * largest_number(dtype_of_input(spec, inputs, options, ""))
+        most = _MAX_SHARE_OF_CODE_RANGE * largest_number(dtype_of_input(spec, inputs, options, ""))
         self.inputs[factor] = largest / most * self.random.uniform(1, 1.9)
         self.inputs[name] = array / self.inputs[factor][..., np.newaxis]
 
@@ -280,7 +282,7 @@ class DrawnInputs:
             alike = {name: inputs["query"] for name in ("key", "value") if inputs[name].shape == inputs["query"].shape}
             if len(alike) == 2 and "past_key" not in inputs:
                 self.inputs |= alike
-                self.forms.append("self")
+                self.mask_and_bias_forms.append("self")
 
     def _draw_parts(self) -> None:
         """Replace the parts to merge by parts of one attention, or keep the drawn ones; some parts are empty."""
@@ -297,10 +299,10 @@ class DrawnInputs:
                 for begin, end in pairwise(edges)
             ]
             outputs, log_sum_exps = (np.stack([part[name] for part in merged]) for name in ("output", "log_sum_exp"))
-            self.forms.append("of attention")
+            self.mask_and_bias_forms.append("of attention")
         if random.rand() < 1 / 2:
             log_sum_exps = np.where(random.rand(*log_sum_exps.shape) < 0.2, -np.inf, log_sum_exps)
-            self.forms.append("empty parts")
+            self.mask_and_bias_forms.append("empty parts")
         poison = random.choice([0.0, 7.0, math.nan, math.inf])
         outputs = np.where(np.isneginf(log_sum_exps)[..., np.newaxis], poison, outputs)
         in_base = math.log(2) if self.problem.options.get("lse_base") == "2" else 1.0
@@ -317,7 +319,7 @@ class DrawnInputs:
         if len(shape) != len(_SCORE_AXES):
             return np.asarray(random.rand(*shape) < random.choice([0.5, 0.8]))
         form = str(random.choice(["padding", "random", "random", "blocks", "documents"]))
-        self.forms.append(f"mask {form}")
+        self.mask_and_bias_forms.append(f"mask {form}")
         batch, _, queries, keys = shape
         if form == "padding":
             allowed = np.arange(keys) < random.randint(1, keys + 1, (batch, 1, 1, 1))
@@ -351,8 +353,8 @@ class DrawnInputs:
         _, heads, queries, keys = shape
         form = str(random.choice(["", "", "", "with -inf", "ALiBi", "of buckets", "lowest"]))
         numbers: Array = random.randn(*shape) * 10 ** random.uniform(-2, 1)
-        self.forms += [f"bias {form}"] if form else []
-        self.is_generic &= form in ("", "with -inf")
+        self.mask_and_bias_forms += [f"bias {form}"] if form else []
+        self.has_noise_like_errors &= form in ("", "with -inf")
         if form == "with -inf":
             return np.where(random.rand(*shape) < 0.2, -np.inf, numbers)
         if form == "lowest":
@@ -394,6 +396,6 @@ def _rescale_unsafe_vectors(vectors: Real) -> Real:
     They keep their direction: vectors of ones would all have the same rounding errors, and statistics would not apply.
     """
     largest = np.abs(vectors).max(axis=-1, keepdims=True, initial=0.0)
-    has_length = (largest > _SAFE_MAGNITUDES[0]) & (largest < _SAFE_MAGNITUDES[1])
+    has_length = (largest > _SAFE_MAGNITUDE_RANGE[0]) & (largest < _SAFE_MAGNITUDE_RANGE[1])
     turned = np.divide(vectors, largest, out=np.ones_like(vectors), where=largest > 0)
     return np.where(has_length, vectors, turned)

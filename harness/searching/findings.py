@@ -94,13 +94,13 @@ def symptom_of(answer: Answer) -> Symptom | None:
 
 @dataclass
 class ProblemSubject:
-    """An implementation that an engine runs on problems; ``asked`` counts those that its worker has run."""
+    """An implementation that an engine runs on problems; ``run_count`` counts the problems that its worker has run."""
 
     implementation: Implementation
     engine: Engine
-    asked: int = 0
+    run_count: int = 0
     _folder: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
-    _numbers: count[int] = field(default_factory=count)
+    _try_numbers: count[int] = field(default_factory=count)
 
     def as_question(self, problem: Problem, name: str) -> Question:
         """Return a problem as a question. Raises ``CaseError`` if it is no valid case."""
@@ -112,33 +112,33 @@ class ProblemSubject:
         lack = unsupported_reason(self.implementation, problem, problem.as_call)
         return lack.lacks if lack else ()
 
-    def ask(self, problem: Problem, name: str) -> Answer:
+    def run_and_judge(self, problem: Problem, name: str) -> Answer:
         """Run and judge a problem. Raises ``CaseError`` if it is no valid case."""
         question = self.as_question(problem, name)
-        self.asked += 1
+        self.run_count += 1
         try:
             return self.engine.ask(self.implementation, question)
         finally:
             self._delete_arrays(question.case)
 
-    def begin(self, problem: Problem, name: str) -> Future[Answer]:
+    def start_in_background(self, problem: Problem, name: str) -> Future[Answer]:
         """Run a problem, and judge it while the next ones run. Raises ``CaseError`` if it is no valid case."""
         question = self.as_question(problem, name)
         answered = self.engine.ask_in_background(self.implementation, question)
-        self.asked += 1
+        self.run_count += 1
         answered.add_done_callback(lambda _: self._delete_arrays(question.case))
         return answered
 
-    def symptom(self, problem: Problem) -> Symptom | None:
+    def run_for_symptom(self, problem: Problem) -> Symptom | None:
         """Return the symptom of a problem; None if it does not fail, or is no valid case."""
         try:
-            return symptom_of(self.ask(problem, f"try-{next(self._numbers)}"))
+            return symptom_of(self.run_and_judge(problem, f"try-{next(self._try_numbers)}"))
         except CaseError:
             return None
 
     def run_in_new_process(self, problem: Problem) -> Answer:
         """Run and judge a problem in a new process. Raises ``CaseError`` if it is no valid case."""
-        question = self.as_question(problem, f"try-{next(self._numbers)}")
+        question = self.as_question(problem, f"try-{next(self._try_numbers)}")
         try:
             return self.engine.run_in_new_process(self.implementation, question)
         finally:
@@ -149,7 +149,7 @@ class ProblemSubject:
         for path in Path(self._folder.name).glob(f"{case.id.rpartition('/')[2]}-*.npy"):
             path.unlink()
 
-    def stop(self) -> None:
+    def stop_workers(self) -> None:
         """Kill the workers that run a problem."""
         self.engine.workers.stop()
 
@@ -246,30 +246,39 @@ class SearchFolder:
     path: Path
     implementation: str
     next_numbers: dict[str, int] = field(default_factory=dict)
-    asked: int = 0
-    seen: FeatureCounts = field(default_factory=FeatureCounts)
+    problem_count: int = 0
+    feature_counts: FeatureCounts = field(default_factory=FeatureCounts)
     findings: list[SearchFinding] = field(default_factory=list)
-    place: str = ""
+    source_location: str = ""
     """The file or module of a user's implementation, since two may have one name."""
 
     @classmethod
-    def of(cls, path: Path, implementation: str, place: str = "") -> SearchFolder:
+    def open(cls, path: Path, implementation: str, source_location: str = "") -> SearchFolder:
         """Open a folder, with the state of earlier searches of the implementation. Raises ``UsageError``."""
         state = path / SEARCH_STATE
         if not state.exists():
-            return cls(path, implementation, place=place)
+            return cls(path, implementation, source_location=source_location)
         try:
             record = json.loads(state.read_text(encoding="utf-8"))
             seen = TypeAdapter(FeatureCounts).validate_python(record["seen"])
             findings = TypeAdapter(list[SearchFinding]).validate_python(record["findings"])
             before = record.get("place", "")
             folder = cls(
-                path, record["implementation"], record["next"], record["asked"], seen, findings, before or place
+                path,
+                record["implementation"],
+                record["next"],
+                record["asked"],
+                seen,
+                findings,
+                before or source_location,
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{state}: cannot be read ({error}); name another --output, or remove it") from None
-        if (folder.implementation, folder.place) != (implementation, place or folder.place):
-            of = folder.place or folder.implementation
+        if (folder.implementation, folder.source_location) != (
+            implementation,
+            source_location or folder.source_location,
+        ):
+            of = folder.source_location or folder.implementation
             raise UsageError(f"{path} holds a search of {of}; name another --output, or remove it")
         return folder
 
@@ -278,11 +287,11 @@ class SearchFolder:
         record: dict[str, Any] = {
             "format": _FORMAT_VERSION,
             "implementation": self.implementation,
-            "place": self.place,
+            "place": self.source_location,
             "next": self.next_numbers,
-            "asked": self.asked,
+            "asked": self.problem_count,
             "findings": [asdict(finding) for finding in self.findings],
-            "seen": self.seen.as_record(),
+            "seen": self.feature_counts.as_record(),
         }
         path = self.path / SEARCH_STATE
         partial = path.with_suffix(".partial")
@@ -307,7 +316,7 @@ def write_case(problem: Problem, path: Path, name: str, found_by: str) -> Case:
     with OutputError.where(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if count_elements(problem) <= MAX_ELEMENTS_IN_YAML:
-            inputs = {input_name: _input_entry(problem, input_name) for input_name in problem.inputs}
+            inputs = {input_name: _input_yaml(problem, input_name) for input_name in problem.inputs}
         else:
             content, checksum = pack_npz(problem.inputs)
             arrays = path.with_suffix(".npz")
@@ -347,7 +356,7 @@ def _is_bitwise_equal(first: Array, second: Array) -> bool:
     return alike and bool((is_equal | (np.isnan(first_wide) & np.isnan(second_wide))).all())
 
 
-def _input_entry(problem: Problem, name: str) -> dict[str, Any]:
+def _input_yaml(problem: Problem, name: str) -> dict[str, Any]:
     array, spec = problem.inputs[name], problem.specs[name]
     first = array.ravel()[:1]
     if not array.size or (

@@ -37,8 +37,8 @@ from attncheck.searching.reduction import (
     drop_options,
     keep_positions,
     limit_counts,
-    optional_groups,
     position_count,
+    removable_groups,
 )
 
 _MAX_CHANGES_TRIED = 4
@@ -104,7 +104,7 @@ class _HintCheck:
                 if holds.count(False) == 1 and not holds[part]
             )
             # The first changes are run until one is judged: it has to pass.
-            answers = (self._judge(simpler) for simpler in islice(without, _MAX_CHANGES_TRIED))
+            answers = (self._run_and_judge(simpler) for simpler in islice(without, _MAX_CHANGES_TRIED))
             answer = next((answer for answer in answers if answer is not None), None)
             if answer is None or symptom_of(answer) is not None:
                 return False
@@ -112,7 +112,7 @@ class _HintCheck:
 
     def _fails_with_only_feature(self, problem: Problem) -> bool:
         """Return whether a problem fails with only the options that the feature needs, and other numbers."""
-        for group in optional_groups(problem):
+        for group in removable_groups(problem):
             try:
                 simpler = drop_options(problem, group)
                 [held] = self._parts_present([simpler])
@@ -121,13 +121,13 @@ class _HintCheck:
             problem = simpler if all(held) else problem
         plain = replace(problem, memory_layout={}, regime="normal", special="", supports_statistics=False)
         drawn = draw_numbers(plain, np.random.RandomState(1))
-        answer = self._judge(drawn)
+        answer = self._run_and_judge(drawn)
         return answer is not None and symptom_of(answer) is not None
 
-    def _judge(self, problem: Problem) -> Answer | None:
+    def _run_and_judge(self, problem: Problem) -> Answer | None:
         """Run and judge a problem; None if it is no valid case, or unsupported."""
         try:
-            answer = self.subject.ask(problem, "hint")
+            answer = self.subject.run_and_judge(problem, "hint")
         except CaseError:
             return None
         return None if answer.is_unsupported else answer
@@ -151,7 +151,7 @@ class _HintCheck:
 
 def _single_changes(problem: Problem, case: Case) -> Iterator[Problem]:
     """Yield a case with one change: without an option, another length of an axis, with a mask, another dtype."""
-    for group in optional_groups(problem):
+    for group in removable_groups(problem):
         yield drop_options(problem, group)
     for letter in cuttable_axes(problem):
         for length in _nearby_lengths(position_count(problem, letter), problem.lengths):
@@ -169,8 +169,8 @@ def _single_changes(problem: Problem, case: Case) -> Iterator[Problem]:
             yield concrete_problem(case, dtype)
 
 
-def _nearby_lengths(length: int, lengths: Mapping[str, int]) -> list[int]:
-    """Return other lengths of an axis, the nearest first; ``lengths`` are those of all axes."""
+def _nearby_lengths(length: int, all_lengths: Mapping[str, int]) -> list[int]:
+    """Return other lengths of an axis, the nearest first; ``all_lengths`` are those of all axes."""
     near = {length - step for step in _NEAR_STEPS} | {length + step for step in _NEAR_STEPS}
-    whole = {length // multiple * multiple for multiple in _MULTIPLES} | {length // 2, 1, *lengths.values()}
+    whole = {length // multiple * multiple for multiple in _MULTIPLES} | {length // 2, 1, *all_lengths.values()}
     return sorted((new for new in near | whole if 0 < new != length), key=lambda new: abs(new - length))

@@ -18,7 +18,7 @@ from attncheck.searching.concrete import case_of_problem
 from attncheck.spec import DTYPES, OPERATIONS, InputSpec, input_specs
 
 
-def question_of_arrays(
+def question_from_arrays(
     operation: str, inputs: Mapping[str, Any], options: Mapping[str, Any], dtype: str | None, folder: Path
 ) -> Question:
     """Return the question for a call with these arrays.

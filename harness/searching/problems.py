@@ -26,7 +26,7 @@ from attncheck.reading.shapes import (
 )
 from attncheck.searching.concrete import FeatureCounts, count_elements, input_axes
 from attncheck.searching.drawing import NOISE_LIKE_REGIMES, REGIMES, DrawnInputs
-from attncheck.searching.shapes import Dimensions, Random, axis_lengths, draw_at_edges, reshape_some_as_modules
+from attncheck.searching.shapes import Dimensions, Random, axis_lengths, draw_edge_dimensions, give_some_module_shape
 from attncheck.spec import (
     HEADS,
     MEMORY_LAYOUTS,
@@ -47,18 +47,18 @@ from attncheck.spec.dtypes import largest_number, round_to
 
 DrawShape = Callable[[Operation, frozenset[str], Random], Dimensions]
 """Draws the shape of a problem of an operation, whose inputs have these axes."""
-Kind = tuple[str, str | None]
+ProblemKind = tuple[str, str | None]
 """An operation, and the kind of score if that is an option."""
 Item = TypeVar("Item")
 
-_KINDS: tuple[Kind, ...] = tuple(
+_PROBLEM_KINDS: tuple[ProblemKind, ...] = tuple(
     (name, score)
     for name, operation in OPERATIONS.items()
     for score in (SCORE_SPECS if "score" in operation.options else [None])
 )
-_BASE_WEIGHT = 5
+_BASE_KIND_WEIGHT = 5
 """The weight of a kind is this plus the number of its inputs and options, doubled if other operations lower to it."""
-_DRAW_SHARE, _MASKING_SHARE = 0.12, 0.18
+_OPTION_SHARE, _MASK_OPTION_SHARE = 0.12, 0.18
 """The share of problems with an option or input; larger if few operations have it.
 
 A choice: with larger shares, problems have more options, and a combination of few is drawn less often.
@@ -69,7 +69,7 @@ _FULL_SIZE_SHARE = 0.4
 """The share of masks and biases that are as large as the scores."""
 
 
-def draw_item(random: Random, items: Sequence[Item]) -> Item:
+def choose_item(random: Random, items: Sequence[Item]) -> Item:
     """Return one of some items."""
     return items[random.randint(len(items))]
 
@@ -82,37 +82,43 @@ class DrawSettings:
     operation: str | None = None
 
     @cached_property
-    def kinds(self) -> tuple[Kind, ...]:
+    def kinds(self) -> tuple[ProblemKind, ...]:
         """The kinds of problems that may be drawn."""
-        return tuple(kind for kind in _KINDS if self.operation in (None, kind[0]))
+        return tuple(kind for kind in _PROBLEM_KINDS if self.operation in (None, kind[0]))
 
 
 @cache
-def _kind_weight(kind: Kind) -> int:
+def _kind_weight(kind: ProblemKind) -> int:
     operation = OPERATIONS[kind[0]]
     lowered = OPERATIONS.get(operation.lowers_to or "")
     if lowered is not None and lowered.inputs.keys() <= operation.inputs.keys():  # only the other inputs are new
-        return _BASE_WEIGHT + len(operation.inputs.keys() - lowered.inputs.keys())
-    weight = _BASE_WEIGHT + len(operation.options - _UNDRAWN_OPTIONS) + len(input_specs(*kind))
+        return _BASE_KIND_WEIGHT + len(operation.inputs.keys() - lowered.inputs.keys())
+    weight = _BASE_KIND_WEIGHT + len(operation.options - _UNDRAWN_OPTIONS) + len(input_specs(*kind))
     return 2 * weight if any(another.lowers_to == operation.name for another in OPERATIONS.values()) else weight
 
 
 @cache
-def _draw_shares() -> Mapping[str, float]:
+def _draw_share_by_name() -> Mapping[str, float]:
     """Return how often an operation that has an option or input is drawn with it."""
     counts = Counter(name for operation in OPERATIONS.values() for name in (*operation.options, *operation.inputs))
     masked = REQUESTED_BY["masked"] | REQUESTED_BY["biased"]
-    return {name: max(_MASKING_SHARE if name in masked else _DRAW_SHARE, 1 / (1 + n)) for name, n in counts.items()}
+    return {
+        name: max(_MASK_OPTION_SHARE if name in masked else _OPTION_SHARE, 1 / (1 + n)) for name, n in counts.items()
+    }
 
 
-def draw_kind(kinds: Sequence[Kind], random: Random) -> Kind:
+def draw_kind(kinds: Sequence[ProblemKind], random: Random) -> ProblemKind:
     """Draw one of some kinds."""
     until = np.cumsum([_kind_weight(kind) for kind in kinds])
     return kinds[int(np.searchsorted(until, random.rand() * until[-1], side="right"))]
 
 
 def draw_outline(
-    kind: Kind, dtype: str, random: Random, avoided: Collection[str] = (), shape: DrawShape = draw_at_edges
+    kind: ProblemKind,
+    dtype: str,
+    random: Random,
+    avoided: Collection[str] = (),
+    draw_shape: DrawShape = draw_edge_dimensions,
 ) -> Problem | None:
     """Draw a problem of a kind without its numbers and without ``avoided`` names; None if the draw is no valid problem.
 
@@ -128,7 +134,7 @@ def draw_outline(
             name in possible
             and name not in _UNDRAWN_OPTIONS
             and name not in avoided
-            and random.rand() < _draw_shares()[name]
+            and random.rand() < _draw_share_by_name()[name]
         ):
             options[name] = _draw_option_value(name, random)
     options, names = _drop_unused(options, names, specs)
@@ -137,9 +143,9 @@ def draw_outline(
     letters = frozenset(
         letter for name in names for axis in input_axes(specs[name], options) for letter in axis.split("*")
     )
-    dims = shape(operation, letters, random)
+    dims = draw_shape(operation, letters, random)
     if operation.has_projections:
-        dims = reshape_some_as_modules(random, dims)
+        dims = give_some_module_shape(random, dims)
         options |= dict(zip(HEADS, (dims.H, dims.Hkv), strict=True)) if dims.Hkv < dims.H else {HEADS[0]: dims.H}
     lengths = axis_lengths(dims, letters, random)
     problem = Problem(
@@ -147,7 +153,7 @@ def draw_outline(
         options,
         {name: _constant_array(specs[name], options, lengths, random) for name in names},
         dtype,
-        regime=draw_item(random, _REGIMES),
+        regime=choose_item(random, _REGIMES),
     )
     try:
         problem.lengths  # noqa: B018 # raises if inputs do not fit together
@@ -161,16 +167,20 @@ def draw_outline(
 _REGIMES = tuple(REGIMES)
 
 
-def _draw_inputs(specs: Mapping[str, InputSpec], possible: Sequence[str], random: Random) -> list[str]:
+def _draw_inputs(specs: Mapping[str, InputSpec], possible_names: Sequence[str], random: Random) -> list[str]:
     """Draw which inputs the problem has; an input that needs another one requires it, or comes in a pair with it."""
     drawn = {name for name, spec in specs.items() if spec.required}
-    for name in possible:
+    for name in possible_names:
         needed = specs[name].needs
         is_pair = needed is not None and specs[needed].needs == name
         if name in drawn or (needed is not None and not is_pair and needed not in drawn):
             continue
         is_first = not is_pair or list(specs).index(name) < list(specs).index(str(needed))
-        if is_first and needed in (None, *possible) and random.rand() < _draw_shares().get(name, _DRAW_SHARE):
+        if (
+            is_first
+            and needed in (None, *possible_names)
+            and random.rand() < _draw_share_by_name().get(name, _OPTION_SHARE)
+        ):
             drawn |= {name, needed} if needed else {name}
     return [name for name in specs if name in drawn]
 
@@ -182,14 +192,14 @@ def _drop_unused(
     present = {*names, *options}
     kept = [name for name in names if not specs[name].with_one_of or not present.isdisjoint(specs[name].with_one_of)]
     present = {*kept, *options}
-    said = {}
+    used_options = {}
     for name, value in options.items():
         spec = OPTIONS[name]
         if spec.needs in (None, *present) and (not spec.with_one_of or not present.isdisjoint(spec.with_one_of)):
-            said[name] = value
+            used_options[name] = value
     for name in kept:
-        said.pop(specs[name].instead_of or "", None)
-    return said, kept
+        used_options.pop(specs[name].instead_of or "", None)
+    return used_options, kept
 
 
 def _draw_option_value(name: str, random: Random) -> Any:
@@ -197,12 +207,12 @@ def _draw_option_value(name: str, random: Random) -> Any:
     if spec.type is bool:
         return True
     if spec.type is float:
-        number = draw_item(random, spec.usual) * (random.uniform(0.5, 1.5) if random.rand() < 0.5 else 1)
+        number = choose_item(random, spec.usual) * (random.uniform(0.5, 1.5) if random.rand() < 0.5 else 1)
         return float(np.float32(number))
     if get_origin(spec.type) is tuple:  # a window
         before, after = (None if random.rand() < 0.3 else int(random.randint(0, 9)) for _ in range(2))
         return (4, None) if before is after is None else (before, after)
-    return draw_item(random, get_args(spec.type))
+    return choose_item(random, get_args(spec.type))
 
 
 def _constant_array(spec: InputSpec, options: Mapping[str, Any], lengths: Mapping[str, int], random: Random) -> Array:
@@ -303,19 +313,19 @@ def _projection_outputs(problem: Problem) -> Iterator[Array]:
         yield absorbed @ latent.swapaxes(-1, -2)  # the rotated parts may cancel much of it
 
 
-_CANDIDATES = 4
+_CANDIDATE_OUTLINES = 4
 """Outlines from which the newest is chosen. A choice: more spread features faster, and cost time."""
 _MAX_OUTLINES = 64
 """Outlines for a problem: many are needed if an implementation refuses most."""
 _MAX_ELEMENTS = 1 << 16
 """Limit for all inputs together: exact answers of larger ones take seconds."""
-_REFUSED_SHARE = 0.05
+_ANY_OUTLINE_SHARE = 0.05
 """The share of problems for which any outline is taken, even if the implementation seems to refuse it."""
-_KNOWN_SHARE = 0.25
+_KNOWN_FAILURE_FACTOR = 0.25
 """Factor of the novelty of a problem that probably fails in a known way."""
-_SPECIAL_SHARE = 0.12
+_SPECIAL_VALUES_SHARE = 0.12
 """Share of problems with special values. A choice: special values may hide other faults."""
-_LAYOUT_SHARE = 0.15
+_MEMORY_LAYOUT_SHARE = 0.15
 """Share of problems with another memory layout. A choice: more are refused by implementations."""
 _UNDRAWN_LAYOUTS = frozenset({"fused", "distant"})
 """Layouts that need other inputs, or much memory."""
@@ -325,53 +335,56 @@ _UNDRAWN_LAYOUTS = frozenset({"fused", "distant"})
 class ProblemSource:
     """Draws problems by number; the same seed and the same notes give the same problems.
 
-    ``is_known`` returns whether an earlier failure probably explains a failure of the problem, and ``missing_features``
-    the features that an implementation lacks for it, as far as that is known without a call.
+    ``is_probably_known`` returns whether an earlier failure probably explains a failure of the problem, and
+    ``missing_features`` the features that an implementation lacks for it, as far as that is known without a call.
     """
 
-    draw: DrawSettings
+    settings: DrawSettings
     dtypes: Sequence[str]
-    seen: FeatureCounts = field(default_factory=FeatureCounts)
-    is_known: Callable[[Problem], bool] = lambda problem: False
+    feature_counts: FeatureCounts = field(default_factory=FeatureCounts)
+    is_probably_known: Callable[[Problem], bool] = lambda problem: False
     missing_features: Callable[[Problem], Collection[str]] = lambda problem: ()
 
-    def problem(self, number: int) -> Problem:
+    def draw_problem(self, number: int) -> Problem:
         """Return the problem of a number, and count its features as drawn."""
-        random = np.random.RandomState([self.draw.seed, number])
+        random = np.random.RandomState([self.settings.seed, number])
         while True:
             novelty_of = lambda outlined: (  # noqa: E731
-                self.seen.novelty(outlined) * (_KNOWN_SHARE if self.is_known(outlined) else 1)
+                self.feature_counts.novelty(outlined)
+                * (_KNOWN_FAILURE_FACTOR if self.is_probably_known(outlined) else 1)
             )
             for chosen in sorted(self._draw_outlines(random), key=novelty_of, reverse=True):
                 problem = draw_numbers(chosen, random)
                 if is_wide_dtype(problem.dtype) or fits_in_dtype(largest_intermediate(problem), problem.dtype):
-                    self.seen.add(problem)
+                    self.feature_counts.count_features(problem)
                     return problem
 
     def _draw_outlines(self, random: Random) -> list[Problem]:
         """Return several outlines that an implementation may accept, or any if there is none."""
-        takes_any = random.rand() < _REFUSED_SHARE
-        refused = frozenset() if takes_any else self.seen.always_refused
-        kinds = [kind for kind in self.draw.kinds if " ".join(filter(None, kind)) not in refused] or self.draw.kinds
+        takes_any = random.rand() < _ANY_OUTLINE_SHARE
+        refused = frozenset() if takes_any else self.feature_counts.always_refused
+        kinds = [
+            kind for kind in self.settings.kinds if " ".join(filter(None, kind)) not in refused
+        ] or self.settings.kinds
         dtypes = [dtype for dtype in self.dtypes if f"dtype {dtype}" not in refused] or self.dtypes
         wanted: list[Problem] = []
         others: list[Problem] = []
         for _ in range(_MAX_OUTLINES):
-            outlined = draw_outline(draw_kind(kinds, random), draw_item(random, dtypes), random, refused)
+            outlined = draw_outline(draw_kind(kinds, random), choose_item(random, dtypes), random, refused)
             if outlined is None or count_elements(outlined) > _MAX_ELEMENTS:
                 continue
             outlined = _choose_memory_layout(_choose_special_values(outlined, random), random)
             (wanted if takes_any or self._may_be_accepted(outlined) else others).append(outlined)
-            if len(wanted) == _CANDIDATES:
+            if len(wanted) == _CANDIDATE_OUTLINES:
                 break
-        return wanted or others[:_CANDIDATES]
+        return wanted or others[:_CANDIDATE_OUTLINES]
 
     def _may_be_accepted(self, problem: Problem) -> bool:
-        if self.seen.is_likely_refused(problem):
+        if self.feature_counts.is_likely_refused(problem):
             return False
         lacks = self.missing_features(problem)
         if lacks:
-            self.seen.record_answer(problem, is_refused=True, lacks=lacks)
+            self.feature_counts.record_answer(problem, is_refused=True, missing_features=lacks)
         return not lacks
 
 
@@ -379,13 +392,13 @@ def draw_numbers(problem: Problem, random: Random) -> Problem:
     """Return an outlined problem with its numbers, rounded to its dtype."""
     drawing = DrawnInputs(problem, random)
     inputs, specs, layout = dict(drawing.inputs), problem.specs, dict(problem.memory_layout)
-    is_generic = problem.supports_statistics and drawing.is_generic and not problem.special
+    is_generic = problem.supports_statistics and drawing.has_noise_like_errors and not problem.special
     if problem.special:
         kind, _, name = problem.special.partition(" in ")
         inputs[name] = _SPECIAL_VALUES[kind](inputs[name].copy(), problem.dtype, random)
     for name, kind_of_layout in layout.items():
         if kind_of_layout == "broadcast":  # which needs equal slices
-            axis = draw_item(random, multi_slice_axes(inputs[name].shape))
+            axis = choose_item(random, multi_slice_axes(inputs[name].shape))
             inputs[name] = np.broadcast_to(inputs[name].take([0], axis), inputs[name].shape).copy()
             is_generic = False
     exact = {
@@ -395,29 +408,29 @@ def draw_numbers(problem: Problem, random: Random) -> Problem:
     return replace(problem, inputs=exact, supports_statistics=is_generic)
 
 
-def _number_inputs(problem: Problem) -> list[str]:
+def _numeric_input_names(problem: Problem) -> list[str]:
     return [name for name in problem.inputs if problem.specs[name].is_number]
 
 
 def _choose_special_values(problem: Problem, random: Random) -> Problem:
     """Mark one input of few problems for special values: zeros, ties, the ends of the range, NaN and infinity."""
-    if random.rand() >= _SPECIAL_SHARE:
+    if random.rand() >= _SPECIAL_VALUES_SHARE:
         return problem
     specs = problem.specs
-    plain = [name for name in _number_inputs(problem) if not (specs[name].statistics or specs[name].is_narrow)]
+    plain = [name for name in _numeric_input_names(problem) if not (specs[name].statistics or specs[name].is_narrow)]
     if not plain:
         return problem
-    name, kind = draw_item(random, plain), draw_item(random, tuple(_SPECIAL_VALUES))
+    name, kind = choose_item(random, plain), choose_item(random, tuple(_SPECIAL_VALUES))
     stand_in = np.broadcast_to(np.float64(_NONFINITE_STAND_INS.get(kind, 0.0)), problem.inputs[name].shape)
     return replace(problem, inputs={**problem.inputs, name: stand_in}, special=f"{kind} in {name}")
 
 
 def _choose_memory_layout(problem: Problem, random: Random) -> Problem:
     """Give inputs of few problems another memory layout than row by row; equal slices may have a stride of 0."""
-    if random.rand() >= _LAYOUT_SHARE:
+    if random.rand() >= _MEMORY_LAYOUT_SHARE:
         return problem
     layout = {}
-    for name in _number_inputs(problem):
+    for name in _numeric_input_names(problem):
         shape = problem.inputs[name].shape
         possible = [
             kind
@@ -426,35 +439,35 @@ def _choose_memory_layout(problem: Problem, random: Random) -> Problem:
         ]
         possible = [kind for kind in possible if kind != "broadcast" or multi_slice_axes(shape)]
         if random.rand() < 0.5:
-            layout[name] = draw_item(random, possible)
+            layout[name] = choose_item(random, possible)
     return replace(problem, memory_layout=layout)
 
 
-SpecialValues = Callable[[Array, str, Random], Array]
+PutSpecialValues = Callable[[Array, str, Random], Array]
 
 
-def _set_one_element(value: float) -> SpecialValues:
+def _set_one_element(value: float) -> PutSpecialValues:
     """Put a number into one element of one row."""
 
-    def put(array: Array, dtype: str, random: Random) -> Array:
+    def set_element(array: Array, dtype: str, random: Random) -> Array:
         rows = array.reshape(-1, array.shape[-1])
         rows[random.randint(len(rows)), random.randint(rows.shape[1])] = value
         return rows.reshape(array.shape)
 
-    return put
+    return set_element
 
 
-def _rescale_extreme(size: Callable[[str], float], of: Callable[[Array], float]) -> SpecialValues:
-    """Scale an array so that ``of`` the sizes of its nonzero numbers becomes ``size``."""
+def _rescale_to_size(wanted_size: Callable[[str], float], reduce_sizes: Callable[[Array], float]) -> PutSpecialValues:
+    """Scale an array so that ``reduce_sizes`` of its nonzero magnitudes becomes ``wanted_size``."""
 
-    def put(array: Array, dtype: str, random: Random) -> Array:
+    def rescale(array: Array, dtype: str, random: Random) -> Array:
         sizes = np.abs(array[np.isfinite(array) & (array != 0)])
-        return np.asarray(array * (size(dtype) / max(of(sizes), 1e-30) if sizes.size else 1.0))
+        return np.asarray(array * (wanted_size(dtype) / max(reduce_sizes(sizes), 1e-30) if sizes.size else 1.0))
 
-    return put
+    return rescale
 
 
-_SPECIAL_VALUES: Mapping[str, SpecialValues] = {
+_SPECIAL_VALUES: Mapping[str, PutSpecialValues] = {
     "NaN": _set_one_element(np.nan),
     "infinity": _set_one_element(np.inf),
     "minus infinity": _set_one_element(-np.inf),
@@ -464,9 +477,9 @@ _SPECIAL_VALUES: Mapping[str, SpecialValues] = {
     "equal rows": lambda array, dtype, random: (
         np.broadcast_to(array[..., :1, :], array.shape).copy() if array.ndim > 1 else array
     ),
-    "large numbers": _rescale_extreme(lambda dtype: largest_number(dtype) ** 0.4, np.max),
+    "large numbers": _rescale_to_size(lambda dtype: largest_number(dtype) ** 0.4, np.max),
     # The least is just above the least normal number: many implementations flush smaller ones to 0.
-    "small numbers": _rescale_extreme(lambda dtype: 4 / largest_number(dtype), np.min),
+    "small numbers": _rescale_to_size(lambda dtype: 4 / largest_number(dtype), np.min),
 }
 _NONFINITE_STAND_INS = {"NaN": np.nan, "infinity": np.inf, "minus infinity": -np.inf}
 """Numbers of an outline for special values that are not finite."""

@@ -112,7 +112,7 @@ def _drop_options(attempts: Attempts) -> None:
     attempts.try_change(lambda failing: replace(failing, supports_statistics=False))
     attempts.try_change(lambda failing: replace(failing, memory_layout={}))
     attempts.try_change(lambda failing: replace(failing, stages=None))
-    groups = list(optional_groups(problem))
+    groups = list(removable_groups(problem))
     for group in (set[str]().union(*groups), *groups):
         attempts.try_change(partial(drop_options, names=group))
     for dropped in problem.memory_layout:
@@ -120,7 +120,7 @@ def _drop_options(attempts: Attempts) -> None:
         attempts.try_change(partial(replace, memory_layout=layout))
 
 
-def optional_groups(problem: Problem) -> Iterator[set[str]]:
+def removable_groups(problem: Problem) -> Iterator[set[str]]:
     """Yield options and inputs that may be left out, each with the inputs that need it."""
     for name in problem.options:
         if name not in ("heads", "score"):
@@ -160,21 +160,21 @@ def _drop_sequences(attempts: Attempts) -> None:
 
 def _cut_equal_axes(attempts: Attempts) -> None:
     """Cut equally long axes together: a failure that needs equal lengths would not survive a cut of one."""
-    letters = _letters_in_order(attempts.failing)
+    letters = _axes_in_cut_order(attempts.failing)
     for position, first in enumerate(letters):
         for second in letters[position + 1 :]:
             lengths = attempts.failing.lengths
             if first in lengths and lengths[first] == lengths.get(second, 0) > 1 and not {first, second} & {"H", "Hkv"}:
-                _find_shortest(attempts, (first, second))
+                _bisect_axis_length(attempts, (first, second))
 
 
 def _cut_axes(attempts: Attempts) -> None:
-    for letter in _letters_in_order(attempts.failing):
+    for letter in _axes_in_cut_order(attempts.failing):
         if letter in attempts.failing.lengths:
             _cut_axis(attempts, letter)
 
 
-def _letters_in_order(problem: Problem) -> list[str]:
+def _axes_in_cut_order(problem: Problem) -> list[str]:
     letters = cuttable_axes(problem)
     first = [letter for letter in _FIRST_AXES if letter in letters]
     return [*first, *(letter for letter in letters if letter not in first)]
@@ -190,7 +190,7 @@ def _cut_axis(attempts: Attempts, letter: str) -> None:
         for position in (0, length - 1)
     ):
         return
-    _find_shortest(attempts, (letter,))
+    _bisect_axis_length(attempts, (letter,))
     size = position_count(attempts.failing, letter) // 2
     while size:
         if size == 1 and position_count(attempts.failing, letter) > _MAX_LENGTH_FOR_SINGLE_CUTS:
@@ -203,7 +203,7 @@ def _cut_axis(attempts: Attempts, letter: str) -> None:
         size //= 2
 
 
-def _find_shortest(attempts: Attempts, letters: tuple[str, ...]) -> None:
+def _bisect_axis_length(attempts: Attempts, letters: tuple[str, ...]) -> None:
     """Bisect for the fewest first positions that fail, assuming that more positions fail too."""
     too_short, enough = 0, position_count(attempts.failing, letters[0])
     while too_short + 1 < enough:
@@ -232,7 +232,7 @@ class Attempts:
     deadline: float
     tries_made: int = 0
     accepted: list[Problem] = field(default_factory=list)
-    _seen: set[str] = field(default_factory=set)
+    _tried_digests: set[str] = field(default_factory=set)
 
     def try_change(self, change: Callable[[Problem], Problem]) -> bool:
         """Change the failing problem; return whether it is simpler and still fails. Raises ``ExhaustedError``."""
@@ -242,10 +242,10 @@ class Attempts:
                 return False
         except (ValueError, KeyError, IndexError):  # axes that no longer fit together
             return False
-        digest = _digest(simpler)
-        if digest in self._seen:
+        digest = _digest_problem(simpler)
+        if digest in self._tried_digests:
             return False
-        self._seen.add(digest)
+        self._tried_digests.add(digest)
         if self.remaining_tries <= 0 or time.monotonic() > self.deadline:
             raise ExhaustedError
         self.remaining_tries, self.tries_made = self.remaining_tries - 1, self.tries_made + 1
@@ -256,7 +256,7 @@ class Attempts:
         return True
 
 
-def _digest(problem: Problem) -> str:
+def _digest_problem(problem: Problem) -> str:
     inputs = [(name, array) for name, array in sorted(problem.inputs.items())]
     layout = sorted(problem.memory_layout.items())
     options = sorted((name, repr(value)) for name, value in problem.options.items())
@@ -409,7 +409,7 @@ def simplify_masks(attempts: Attempts) -> None:
 
 
 def _keep_first_slice(problem: Problem, name: str, axis: int) -> Problem:
-    return _set_input(problem, name, problem.inputs[name].take([0], axis))
+    return _replace_input(problem, name, problem.inputs[name].take([0], axis))
 
 
 def simplify_counts(attempts: Attempts) -> None:
@@ -418,17 +418,17 @@ def simplify_counts(attempts: Attempts) -> None:
         spec = attempts.failing.specs[name]
         if spec.whole and not spec.required:
             for number in (0, 1):
-                attempts.try_change(partial(_set_input, name=name, array=np.full_like(array, number)))
+                attempts.try_change(partial(_replace_input, name=name, array=np.full_like(array, number)))
 
 
 def simplify_numbers(attempts: Attempts) -> None:
     """Round whole arrays, to the simplest numbers first; then parts of arrays, and single numbers."""
     names = [name for name in attempts.failing.inputs if attempts.failing.specs[name].is_number]
-    for simpler in _ROUNDINGS:
-        attempts.try_change(partial(_round_inputs, names=names, simpler=simpler))
+    for rounding in _SIMPLER_ROUNDINGS:
+        attempts.try_change(partial(_round_inputs, names=names, rounding=rounding))
     for name in names:
-        for simpler in _ROUNDINGS:
-            if attempts.try_change(partial(_round_input, name=name, simpler=simpler)):
+        for rounding in _SIMPLER_ROUNDINGS:
+            if attempts.try_change(partial(_round_input, name=name, rounding=rounding)):
                 break
         _replace_parts(attempts, name, np.zeros_like)
         _replace_parts(attempts, name, np.ones_like)
@@ -450,7 +450,7 @@ def _round_to_power_of_two(array: Array) -> Array:
     return np.where(np.isfinite(array) & (array != 0), np.sign(array) * 2.0 ** np.clip(exponent, -126, 126), array)
 
 
-_ROUNDINGS: Sequence[Callable[[Array], Array]] = (
+_SIMPLER_ROUNDINGS: Sequence[Callable[[Array], Array]] = (
     np.zeros_like,
     np.ones_like,
     _replace_nonfinite,
@@ -463,17 +463,17 @@ _ROUNDINGS: Sequence[Callable[[Array], Array]] = (
 )
 
 
-def _round_inputs(problem: Problem, names: Sequence[str], simpler: Callable[[Array], Array]) -> Problem:
+def _round_inputs(problem: Problem, names: Sequence[str], rounding: Callable[[Array], Array]) -> Problem:
     for name in names:
-        problem = _round_input(problem, name, simpler)
+        problem = _round_input(problem, name, rounding)
     return problem
 
 
-def _round_input(problem: Problem, name: str, simpler: Callable[[Array], Array]) -> Problem:
-    return _set_input(problem, name, simpler(problem.inputs[name]))
+def _round_input(problem: Problem, name: str, rounding: Callable[[Array], Array]) -> Problem:
+    return _replace_input(problem, name, rounding(problem.inputs[name]))
 
 
-def _set_input(problem: Problem, name: str, array: Array) -> Problem:
+def _replace_input(problem: Problem, name: str, array: Array) -> Problem:
     """Replace an input, rounded to the format in which it is stored; statistics no longer apply to numbers."""
     spec = problem.specs[name]
     if spec.is_number:
@@ -488,23 +488,23 @@ def _set_input(problem: Problem, name: str, array: Array) -> Problem:
     )
 
 
-def _replace_parts(attempts: Attempts, name: str, simpler: Callable[[Array], Array]) -> None:
+def _replace_parts(attempts: Attempts, name: str, simplify: Callable[[Array], Array]) -> None:
     """Replace parts of an array if that makes it simpler: halves, quarters, and so on to single numbers."""
     size = attempts.failing.inputs[name].size
     if size < 2 or size > _MAX_SIZE_FOR_SINGLE_NUMBERS * 8:
         return
-    for length in _part_sizes(size, 1 if size <= _MAX_SIZE_FOR_SINGLE_NUMBERS else size // 8):
+    for length in _halving_sizes(size, 1 if size <= _MAX_SIZE_FOR_SINGLE_NUMBERS else size // 8):
         for begin in range(0, size, length):
             array = attempts.failing.inputs[name]
             part = array.ravel()[begin : begin + length]
-            simple_part = simpler(part)
-            if complexity(simple_part) < complexity(part):
+            simple_part = simplify(part)
+            if array_complexity(simple_part) < array_complexity(part):
                 attempts.try_change(partial(_replace_part, name=name, begin=begin, part=simple_part))
 
 
-def _part_sizes(size: int, least: int) -> Iterator[int]:
+def _halving_sizes(size: int, min_size: int) -> Iterator[int]:
     length = (size + 1) // 2
-    while length >= max(least, 1):
+    while length >= max(min_size, 1):
         yield length
         if length == 1:
             return
@@ -514,7 +514,7 @@ def _part_sizes(size: int, least: int) -> Iterator[int]:
 def _replace_part(problem: Problem, name: str, begin: int, part: Array) -> Problem:
     array = problem.inputs[name].copy()
     array.ravel()[begin : begin + part.size] = part
-    return _set_input(problem, name, array)
+    return _replace_input(problem, name, array)
 
 
 SimplicityKey = tuple[int, int, float]
@@ -524,16 +524,16 @@ def simplicity_key(problem: Problem) -> SimplicityKey:
     """Return a sort key: options and optional inputs first, then elements, then the complexity of numbers."""
     asked = len(problem.options.keys() - {*HEADS, "score"}) + len(optional_inputs(problem))
     forms = len(problem.memory_layout) + (problem.stages is not None) + problem.supports_statistics
-    numbers = sum(complexity(array) for array in problem.inputs.values())
+    numbers = sum(array_complexity(array) for array in problem.inputs.values())
     options = sum(_option_complexity(value) for value in problem.options.values())
     return asked + forms, count_elements(problem), numbers + options
 
 
-def complexity(array: NDArray[Any]) -> float:
+def array_complexity(array: NDArray[Any]) -> float:
     """Return how complex an array is to read: 0 for zeros, little for small integers.
 
     Example:
-        >>> [round(complexity(np.array(numbers)), 2) for numbers in ([0.0, 0.0], [1.0, 2.0], [0.25], [0.123])]
+        >>> [round(array_complexity(np.array(numbers)), 2) for numbers in ([0.0, 0.0], [1.0, 2.0], [0.25], [0.123])]
         [0.0, 2.15, 2.0, 4.0]
     """
     if array.dtype.kind == "b":

@@ -39,27 +39,27 @@ class ProbeResults:
     _cases: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def begin(
-        cls, writer: ResultsWriter, chosen: ImplementationSelection, dtypes: Sequence[str], limits: Limits
+    def start(
+        cls, writer: ResultsWriter, selection: ImplementationSelection, dtypes: Sequence[str], limits: Limits
     ) -> ProbeResults:
         """Write environment.json to the folder of a writer. Raises ``OutputError``."""
         settings = Settings(
             writer.directory, dtypes=tuple(dtypes), limits=limits, command=sys.orig_argv, keeps_results=False
         )
-        environment = environment_record(chosen, settings)
+        environment = environment_record(selection, settings)
         writer.write_json("environment.json", environment)
-        return cls(chosen, environment, ResultRecorder(writer, ExpectedFailureRecord(())))
+        return cls(selection, environment, ResultRecorder(writer, ExpectedFailureRecord(())))
 
-    def add(self, case: Case, rows: Sequence[Row]) -> None:
+    def add_evaluation(self, case: Case, rows: Sequence[Row]) -> None:
         """Write the rows of one evaluation."""
         self._cases[case.id] = case_record(case, {})
         self.recorder.evaluations += 1
         self.recorder.add_rows(rows)
 
-    def write(self, searched: Sequence[str] = ()) -> None:
-        """Write the cases and the summary. ``searched`` describes the problems that a search drew."""
+    def write(self, search_descriptions: Sequence[str] = ()) -> None:
+        """Write the cases and the summary. ``search_descriptions`` describe the problems that a search drew."""
         writer, names = self.recorder.writer, [item.name for item in self.chosen.implementations]
-        picked = {"searched": list(searched)} if searched else {}
+        picked = {"searched": list(search_descriptions)} if search_descriptions else {}
         environment = {**self.environment, "asked": {**self.environment["asked"], **picked}}
         writer.flush()
         writer.write_cases(self._cases.values())
@@ -80,12 +80,12 @@ class SearchResults:
     """
 
     folder: SearchFolder
-    written: ProbeResults
-    left_out: int = 0
-    _files: set[str] = field(default_factory=set)
+    probe_results: ProbeResults
+    left_out_problems: int = 0
+    _written_files: set[str] = field(default_factory=set)
 
     @classmethod
-    def begin(
+    def start(
         cls, folder: SearchFolder, implementation: Implementation, dtypes: Sequence[str], limits: Limits
     ) -> SearchResults:
         """Remove the results of an earlier search from a folder, but not its findings.
@@ -96,22 +96,22 @@ class SearchResults:
         chosen = ImplementationSelection((implementation,), by_name=(implementation.name,))
         writer = ResultsWriter(folder.path, is_search=True)
         folder.write()  # first, so that the folder is known as a search's however the search ends
-        return cls(folder, ProbeResults.begin(writer, chosen, dtypes, limits))
+        return cls(folder, ProbeResults.start(writer, chosen, dtypes, limits))
 
-    def add(self, answer: Answer) -> None:
+    def add_answer(self, answer: Answer) -> None:
         """Write the rows of a problem."""
-        self.written.add(answer.case, answer.rows)
+        self.probe_results.add_evaluation(answer.case, answer.rows)
 
     def add_finding(self, path: Path, answer: Answer) -> None:
         """Write the rows of the case in a file of the folder."""
         case = read_written_case(path)
-        self._files.add(path.name)
-        self.written.add(case, [replace(row, case=case.id) for row in answer.rows])
+        self._written_files.add(path.name)
+        self.probe_results.add_evaluation(case, [replace(row, case=case.id) for row in answer.rows])
 
-    def write(self, asked: int, seed: int, *, is_interrupted: bool) -> None:
+    def write(self, problem_count: int, seed: int, *, is_interrupted: bool) -> None:
         """Write the cases, findings that were not run again, and the number of problems of the seed."""
         for finding in self.folder.findings:
-            if finding.file in self._files:
+            if finding.file in self._written_files:
                 continue
             try:
                 case = read_written_case(self.folder.path / finding.file)
@@ -124,8 +124,12 @@ class SearchResults:
                 verdict=Verdict(finding.symptom.verdict),
                 message=f"{finding.element} (as it was found)",
             )
-            self.written.add(case, [row])
-        left_out = f", of which {self.left_out:,} fail like a finding or as expected" if self.left_out else ""
+            self.probe_results.add_evaluation(case, [row])
+        left_out = (
+            f", of which {self.left_out_problems:,} fail like a finding or as expected"
+            if self.left_out_problems
+            else ""
+        )
         interrupted = "; the search was interrupted" if is_interrupted else ""
-        drawn = f"{count_noun(asked, 'problem')} of seed {seed}{left_out}{interrupted}"
-        self.written.write([drawn])
+        drawn = f"{count_noun(problem_count, 'problem')} of seed {seed}{left_out}{interrupted}"
+        self.probe_results.write([drawn])

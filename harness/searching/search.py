@@ -100,8 +100,8 @@ class SearchOver(Exception):
 
 
 @contextmanager
-def stop_after(seconds: float, end: Callable[[], None]) -> Iterator[None]:
-    """Raise ``SearchOver`` in the main thread after so many seconds, after calling ``end``, which stops running calls.
+def stop_after(seconds: float, stop_calls: Callable[[], None]) -> Iterator[None]:
+    """Raise ``SearchOver`` in the main thread after so many seconds, after calling ``stop_calls``.
 
     Without such a timer in the system, and in other threads, nothing is raised.
     """
@@ -111,7 +111,7 @@ def stop_after(seconds: float, end: Callable[[], None]) -> Iterator[None]:
         return
 
     def interrupt(number: int, frame: object) -> NoReturn:
-        end()
+        stop_calls()
         raise SearchOver
 
     before = signal.signal(signal.SIGALRM, interrupt)
@@ -135,7 +135,7 @@ class SearchRequest:
     found_by: str
 
     @property
-    def key(self) -> str:
+    def sequence_name(self) -> str:
         """The name of a sequence of problems; it and the notes on earlier ones determine each problem."""
         return f"{self.seed} {self.operation or 'all'} {','.join(self.dtypes)}"
 
@@ -146,38 +146,38 @@ class _PendingProblem:
 
     problem: Problem
     number: int
-    calls: int
+    earlier_calls: int
     answer: Future[Answer]
 
 
 @dataclass
 class Search:
-    """One running search. ``fixed`` are findings of earlier searches that no longer fail.
+    """One running search. ``fixed_findings`` are findings of earlier searches that no longer fail.
 
-    ``known`` counts the problems with expected failures, by the reason in the list.
+    ``expected_failure_counts`` counts the problems with expected failures, by the reason in the list.
     """
 
     request: SearchRequest
     subject: ProblemSubject
     folder: SearchFolder
     results: SearchResults
-    say: ShowLine = lambda line: None
-    asked: int = 0
-    refused: int = 0
-    fixed: list[SearchFinding] = field(default_factory=list)
-    known: Counter[str] = field(default_factory=Counter)
+    show_line: ShowLine = lambda line: None
+    problem_count: int = 0
+    unsupported_count: int = 0
+    fixed_findings: list[SearchFinding] = field(default_factory=list)
+    expected_failure_counts: Counter[str] = field(default_factory=Counter)
     is_interrupted: bool = False
-    begun: float = field(default_factory=time.monotonic)
+    start_time: float = field(default_factory=time.monotonic)
 
     @property
-    def seconds(self) -> float:
+    def elapsed_seconds(self) -> float:
         """The seconds that the search has taken so far."""
-        return time.monotonic() - self.begun
+        return time.monotonic() - self.start_time
 
     @property
     def seconds_left(self) -> float:
         """The seconds until it should end."""
-        return self.request.seconds - self.seconds
+        return self.request.seconds - self.elapsed_seconds
 
     def run(self) -> None:
         """Search until the limit of problems, seconds or findings; Ctrl-C ends it, and keeps its findings."""
@@ -192,7 +192,7 @@ class Search:
         try:
             self.folder.write()
         finally:
-            self.results.write(self.asked, self.request.seed, is_interrupted=self.is_interrupted)
+            self.results.write(self.problem_count, self.request.seed, is_interrupted=self.is_interrupted)
 
     def _rerun_findings(self) -> None:
         """Rerun the findings of earlier searches; findings that no longer fail are removed."""
@@ -203,91 +203,95 @@ class Search:
                 continue
             path = self.folder.path / finding.file
             try:
-                answer = self.subject.ask(read_written_problem(path), path.stem)
+                answer = self.subject.run_and_judge(read_written_problem(path), path.stem)
             except CaseError:  # the user removed it
                 self.folder.findings.remove(finding)
                 continue
             self.results.add_finding(path, answer)
             if symptom_of(answer) is None:
-                self.fixed.append(finding)
+                self.fixed_findings.append(finding)
                 self.folder.findings.remove(finding)
 
     def _search_new_problems(self) -> None:
-        draw = DrawSettings(self.request.seed, self.request.operation)
-        known = lambda problem: any(finding.explains(problem) for finding in self.folder.findings)  # noqa: E731
-        source = ProblemSource(draw, self.request.dtypes, self.folder.seen, known, self.subject.missing_features)
-        number = self.folder.next_numbers.get(self.request.key, 0)
-        begun: deque[_PendingProblem] = deque()
-        while not self._is_over(len(begun)):
-            problem = source.problem(number)
+        settings = DrawSettings(self.request.seed, self.request.operation)
+        is_known = lambda problem: any(finding.explains(problem) for finding in self.folder.findings)  # noqa: E731
+        source = ProblemSource(
+            settings, self.request.dtypes, self.folder.feature_counts, is_known, self.subject.missing_features
+        )
+        number = self.folder.next_numbers.get(self.request.sequence_name, 0)
+        pending: deque[_PendingProblem] = deque()
+        while not self._is_finished(len(pending)):
+            problem = source.draw_problem(number)
             number += 1
             try:
                 answer = self._start_problem(problem, f"problem-{number - 1}")
             except CaseError:  # the drawn inputs do not fit together
                 continue
             is_refused = answer.done() and answer.result().is_unsupported
-            self.folder.seen.record_answer(
-                problem, is_refused=is_refused, lacks=answer.result().lacks if is_refused else ()
+            self.folder.feature_counts.record_answer(
+                problem, is_refused=is_refused, missing_features=answer.result().lacks if is_refused else ()
             )
-            begun.append(_PendingProblem(problem, number - 1, self.subject.asked - 1, answer))
-            if len(begun) == _MAX_PENDING:
-                self._record_answer(begun.popleft())
-        while begun and len(self.folder.findings) < MAX_FINDINGS:
-            self._record_answer(begun.popleft())
+            pending.append(_PendingProblem(problem, number - 1, self.subject.run_count - 1, answer))
+            if len(pending) == _MAX_PENDING:
+                self._record_answer(pending.popleft())
+        while pending and len(self.folder.findings) < MAX_FINDINGS:
+            self._record_answer(pending.popleft())
 
     def _start_problem(self, problem: Problem, name: str) -> Future[Answer]:
         """Run a problem; judge it in another process once the search is long enough for one to pay."""
-        if self.asked >= _MIN_PROBLEMS_FOR_PROCESSES:
-            return self.subject.begin(problem, name)
+        if self.problem_count >= _MIN_PROBLEMS_FOR_PROCESSES:
+            return self.subject.start_in_background(problem, name)
         answered: Future[Answer] = Future()
-        answered.set_result(self.subject.ask(problem, name))
+        answered.set_result(self.subject.run_and_judge(problem, name))
         return answered
 
-    def _is_over(self, begun: int) -> bool:
-        enough = self.request.problems is not None and self.asked + begun >= self.request.problems
+    def _is_finished(self, pending_count: int) -> bool:
+        enough = self.request.problems is not None and self.problem_count + pending_count >= self.request.problems
         return enough or self.seconds_left <= 0 or len(self.folder.findings) >= MAX_FINDINGS
 
-    def _record_answer(self, begun: _PendingProblem) -> None:
-        answer = begun.answer.result()
-        self.folder.next_numbers[self.request.key] = begun.number + 1
-        self.asked += 1
-        self.folder.asked += 1
-        self.refused += answer.is_unsupported
+    def _record_answer(self, pending: _PendingProblem) -> None:
+        answer = pending.answer.result()
+        self.folder.next_numbers[self.request.sequence_name] = pending.number + 1
+        self.problem_count += 1
+        self.folder.problem_count += 1
+        self.unsupported_count += answer.is_unsupported
         if (symptom := symptom_of(answer)) is not None:
-            self._add_failure(begun, symptom, answer)
+            self._add_failure(pending, symptom, answer)
         elif answer.expected_failures:
-            self.known.update(set(answer.expected_failures.values()))
-            self.results.left_out += 1
+            self.expected_failure_counts.update(set(answer.expected_failures.values()))
+            self.results.left_out_problems += 1
         else:
-            self.results.add(answer)
-        if self.asked % _PROBLEMS_PER_SAVE == 0:
+            self.results.add_answer(answer)
+        if self.problem_count % _PROBLEMS_PER_SAVE == 0:
             self.folder.write()
 
-    def _add_failure(self, begun: _PendingProblem, symptom: Symptom, answer: Answer) -> None:
+    def _add_failure(self, pending: _PendingProblem, symptom: Symptom, answer: Answer) -> None:
         """Reduce a failure that no earlier finding explains, and write it as a case."""
-        problem, number = begun.problem, begun.number
+        problem, number = pending.problem, pending.number
         if self._is_known_failure(problem, symptom, answer):
             return
-        self.say(f"problem {number} fails ({symptom}); reducing it")
+        self.show_line(f"problem {number} fails ({symptom}); reducing it")
         try:
-            finding = self._reduce_failure(begun, symptom, answer)
+            finding = self._reduce_failure(pending, symptom, answer)
         except (SearchOver, KeyboardInterrupt):  # the problem is written unreduced
             self.folder.findings.append(self._write_finding(problem, symptom, answer, number, None))
             raise
         if finding is not None:
             self.folder.findings.append(finding)
-            self.say(f"found {finding.title}{self._next_step}")
+            self.show_line(f"found {finding.title}{self._remaining_search_text}")
             self.folder.write()
 
-    def _reduce_failure(self, begun: _PendingProblem, symptom: Symptom, answer: Answer) -> SearchFinding | None:
+    def _reduce_failure(self, pending: _PendingProblem, symptom: Symptom, answer: Answer) -> SearchFinding | None:
         """Return the finding for the simplest problem with the failure; None if that is a known finding."""
-        problem, number = begun.problem, begun.number
+        problem, number = pending.problem, pending.number
         if symptom_of(self.subject.run_in_new_process(problem)) != symptom:
             # The failure depends on the calls before it, or on chance.
             finding = self._write_finding(problem, symptom, answer, number, None)
-            return replace(finding, needs_calls=max(1, begun.calls))
+            return replace(finding, needs_calls=max(1, pending.earlier_calls))
         seconds = min(MAX_SECONDS, self.seconds_left)
-        reduced = reduce_problem(problem, lambda simpler: self.subject.symptom(simpler) == symptom, seconds=seconds)
+        reduced = reduce_problem(
+            problem, lambda simpler: self.subject.run_for_symptom(simpler) == symptom, seconds=seconds
+        )
         simplest, simplest_answer = simplest_in_new_process(reduced, self.subject, symptom)
         if self._is_known_failure(simplest, symptom, answer):  # more than one way leads to it
             return None
@@ -295,9 +299,9 @@ class Search:
         return finding if finding.diagnosis else finding.with_diagnosis(answer.diagnosis)
 
     @property
-    def _next_step(self) -> str:
+    def _remaining_search_text(self) -> str:
         """A note that the search continues, and how long; empty at its end."""
-        problems = math.inf if self.request.problems is None else self.request.problems - self.asked
+        problems = math.inf if self.request.problems is None else self.request.problems - self.problem_count
         if self.seconds_left <= 0 or problems <= 0 or len(self.folder.findings) >= MAX_FINDINGS:
             return ""
         rest = format_duration(self.seconds_left) if math.isinf(problems) else count_noun(int(problems), "problem")
@@ -309,7 +313,7 @@ class Search:
             if finding.symptom.is_similar_to(symptom) and finding.explains(problem):
                 counted = replace(finding, times=finding.times + 1)
                 self.folder.findings[position] = counted.with_diagnosis(answer.diagnosis)
-                self.results.left_out += 1
+                self.results.left_out_problems += 1
                 return True
         return False
 
@@ -322,7 +326,7 @@ class Search:
         reduced: Reduction | None,
     ) -> SearchFinding:
         name = self.subject.implementation.name
-        identity = f"{name} {self.request.key} {number}"
+        identity = f"{name} {self.request.sequence_name} {number}"
         path = self.folder.path / case_file_name(symptom, problem, identity)
         write_case(problem, path, case_title(symptom, problem, name), f"{self.request.found_by}, problem {number}")
         self.results.add_finding(path, answer)
@@ -414,7 +418,9 @@ def reduce_case(
         wanted = subject.symptom(problem)  # the first call of a worker is a call in a new process
         if wanted is None:  # its numbers are not the cause of the failure
             return ReducedCase(plain, problem, problem)
-        reduced = reduce_problem(problem, lambda simpler: subject.symptom(simpler) == wanted, MAX_TRIES, MAX_SECONDS)
+        reduced = reduce_problem(
+            problem, lambda simpler: subject.run_for_symptom(simpler) == wanted, MAX_TRIES, MAX_SECONDS
+        )
         simplest, answer = simplest_in_new_process(reduced, subject, wanted)
         if count_elements(simplest) > MAX_EXPLAINED_NUMBERS:
             return ReducedCase(plain, problem, simplest, reduced.tries, reduced.is_smallest)

@@ -250,13 +250,17 @@ class SearchDocument(Document):
 
     implementation: Annotated[str, "The implementation.", "subject.implementation.name"]
     seed: Annotated[int, "What the problems were drawn from.", "request.seed"]
-    problems: Annotated[int, "How many were asked.", "asked"]
-    unsupported: Annotated[int, "How many of them are unsupported.", "refused"]
+    problems: Annotated[int, "How many were asked.", "problem_count"]
+    unsupported: Annotated[int, "How many of them are unsupported.", "unsupported_count"]
     interrupted: Annotated[bool, "Whether the search was ended by hand.", "is_interrupted"]
     seconds: Annotated[float, "How long it took."]
     folder: Annotated[str, "The folder of what was found.", "folder.path"]
     findings: Annotated[Sequence[FindingRecord], "What was found.", "folder.findings"]
-    known: Annotated[Mapping[str, int], "Expected failures, by their reasons, with how many problems showed them."]
+    known: Annotated[
+        Mapping[str, int],
+        "Expected failures, by their reasons, with how many problems showed them.",
+        "expected_failure_counts",
+    ]
     no_longer_failing: Annotated[Sequence[str], "Files of earlier findings that pass now."]
 
 

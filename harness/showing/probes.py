@@ -34,17 +34,17 @@ def search_lines(search: Search, commands: CommandsByFinding) -> Iterator[str]:
     for finding in search.folder.findings:
         yield from _finding_lines(finding, search.folder.path, commands[finding.file])
         yield ""
-    for finding in search.fixed:
+    for finding in search.fixed_findings:
         yield f"No longer fails: {finding.title} ({search.folder.path / finding.file})"
-    for reason, count in search.known.most_common():
+    for reason, count in search.expected_failure_counts.most_common():
         yield f"Known, in {count_noun(count, 'problem')}: {reason}"
     name, number = search.subject.implementation.name, len(search.folder.findings)
     findings = count_noun(number, "finding") if number else "no findings"
-    refused = f", {search.refused:,} of them unsupported" if search.refused else ""
+    refused = f", {search.unsupported_count:,} of them unsupported" if search.unsupported_count else ""
     interrupted = ", interrupted" if search.is_interrupted else ""
-    if not (search.asked or interrupted) and search.seconds_left <= 0:
+    if not (search.problem_count or interrupted) and search.seconds_left <= 0:
         interrupted = ": the time was over before a problem was judged"
-    yield f"{name}: {count_noun(search.asked, 'problem')}{refused}{interrupted}; {findings}"
+    yield f"{name}: {count_noun(search.problem_count, 'problem')}{refused}{interrupted}; {findings}"
 
 
 def _finding_lines(finding: SearchFinding, folder: Path, commands: Sequence[str]) -> Iterator[str]:
@@ -71,8 +71,8 @@ def search_document(search: Search, commands: CommandsByFinding, code: ExitCode)
         **opening_fields("search", code, list(search_lines(search, commands))[-1]),
         failures=failures,
         next=first_command_of_each(failures),
-        seconds=round(search.seconds, 1),
-        no_longer_failing=[finding.file for finding in search.fixed],
+        seconds=round(search.elapsed_seconds, 1),
+        no_longer_failing=[finding.file for finding in search.fixed_findings],
     )
 
 

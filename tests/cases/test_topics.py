@@ -165,7 +165,7 @@ def together(operation: Operation, strength: int) -> Iterator[Levels]:
 
 def why_never(levels: Levels) -> str:
     """Say why levels cannot meet; empty where they can."""
-    texts, options = {level.text for level in levels}, {level.option for level in levels}
+    texts, options = {level.description for level in levels}, {level.option for level in levels}
     for option, scores in SCORES_OF_OPTION.items():
         if option in options and "score" in options and not texts & {f"score {score}" for score in scores}:
             return f"only {', '.join(scores)} have a {option}"
@@ -204,7 +204,7 @@ def missing(operation: Operation, strength: int) -> list[str]:
     """Say which levels stand together in no case, each in a line."""
     found = met(operation.name, strength)
     return [
-        f"{operation.name}: no case has {' and '.join(level.text for level in levels)}"
+        f"{operation.name}: no case has {' and '.join(level.description for level in levels)}"
         for levels in together(operation, strength)
         if frozenset(levels) not in found
     ]

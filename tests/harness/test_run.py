@@ -168,7 +168,7 @@ def run_standard(
     )
     quick = BackendEntry("quick", "attncheck.backends.numpy_backend", ("numpy",))
     chosen = ImplementationSelection((Implementation(slow, "slow"), Implementation(quick)))
-    monkeypatch.setattr(plan, "MAX_UNITS_OF_ALL_MODES", 0)
+    monkeypatch.setattr(plan, "MAX_UNITS_FOR_ALL_MODES", 0)
 
     def run(**settings: Any) -> tuple[RunSummary, Run]:
         cases = select_cases(["small"], base=tmp_path).cases

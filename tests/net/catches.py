@@ -22,7 +22,7 @@ from attncheck.mutation.catalogue import HAND_WRITTEN_FAULTS
 from attncheck.mutation.judgement import NUMERIC_TIERS
 from attncheck.mutation.mutant import Mutant, Subject
 from attncheck.mutation.score import process_pool, run_mutants
-from attncheck.planning.plan import RECORDED_UNITS_FILE, Plan, standard_units, unit_features
+from attncheck.planning.plan import RECORDED_UNITS_FILE, Plan, standard_unit_positions, unit_features
 from attncheck.reading.case import Case
 from attncheck.reading.covering import cover_features
 from attncheck.reading.selection import bundled_cases_folder, select_cases
@@ -76,8 +76,8 @@ Candidates: TypeAlias = Mapping[tuple[str, bool], Sequence[Catch]]
 
 def find_candidates(cases: Sequence[Case]) -> Candidates:
     """Put all faults to the standard cases, and those that no standard case catches to the others."""
-    units = [(unit.case, unit.dtype) for unit in Plan.of(cases, [])]
-    standard = {cases[units[position][0]].id for position in standard_units(cases, units)}
+    units = [(unit.case_index, unit.dtype) for unit in Plan.of(cases, [])]
+    standard = {cases[units[position][0]].id for position in standard_unit_positions(cases, units)}
     first, rest = ([case for case in cases if (case.id in standard) == chosen] for chosen in (True, False))
     found = list(_caught(first, HAND_WRITTEN_FAULTS, exhaustive=True))
     caught = {(catch.fault, catch.dtype in SIXTEEN_BITS) for catch, _ in found}
@@ -120,9 +120,9 @@ def _caught(
 def choose(cases: Sequence[Case], candidates: Candidates) -> tuple[list[Catch], dict[str, list[str]]]:
     """Choose few units that have whatever occurs in any of them and catch every fault, in 16 bits and in more.
 
-    Returns a catch for each of both, and the units that they need besides documents and ``standard_units``.
+    Returns a catch for each of both, and the units that they need besides documents and ``standard_unit_positions``.
     """
-    units = [(unit.case, unit.dtype) for unit in Plan.of(cases, [])]
+    units = [(unit.case_index, unit.dtype) for unit in Plan.of(cases, [])]
     of_unit: dict[tuple[str, str], dict[tuple[str, bool], Catch]] = defaultdict(dict)
     for pair, catches in candidates.items():
         for catch in catches:

@@ -186,8 +186,8 @@ def serving(cluster: Cluster, unit: Unit) -> list[int]:
 
 def pack(plan: Plan, units: Sequence[Unit]) -> bytes:
     """Pack units with their cases, once for all tasks of a batch."""
-    indices = {case: number for number, case in enumerate(dict.fromkeys(unit.case for unit in units))}
-    here = tuple(replace(unit, case=indices[unit.case]) for unit in units)
+    indices = {case: number for number, case in enumerate(dict.fromkeys(unit.case_index for unit in units))}
+    here = tuple(replace(unit, case_index=indices[unit.case_index]) for unit in units)
     return pickle.dumps(Batch(tuple(plan.cases[case] for case in indices), here), pickle.HIGHEST_PROTOCOL)
 
 

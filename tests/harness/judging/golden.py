@@ -44,7 +44,7 @@ from attncheck.execution.call import end_with_parent
 from attncheck.judging import exact_stages
 from attncheck.judging import truth as judging_truth
 from attncheck.judging.truth import Truth
-from attncheck.planning.plan import Plan, standard_units
+from attncheck.planning.plan import Plan, standard_unit_positions
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import RoundedInputs, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
@@ -66,9 +66,9 @@ Units = Mapping[str, Collection[str]]
 
 def standard_part(cases: Sequence[Case]) -> Units:
     """Return the dtypes in which cases are standard ones, of those that are."""
-    units = [(unit.case, unit.dtype) for unit in Plan.of(cases, [])]
+    units = [(unit.case_index, unit.dtype) for unit in Plan.of(cases, [])]
     dtypes: dict[str, list[str]] = {}
-    for number, dtype in (units[position] for position in standard_units(cases, units)):
+    for number, dtype in (units[position] for position in standard_unit_positions(cases, units)):
         dtypes.setdefault(cases[number].id, []).append(dtype)
     return dtypes
 

@@ -25,7 +25,7 @@ from attncheck.properties.judging import (
     _combined_call_result,
     judge_arrays,
     judge_call_result,
-    judge_merged,
+    judge_merged_parts,
 )
 from attncheck.properties.run import PropertyQuestion, PropertyRequest, judge_implementations, property_questions
 from attncheck.properties.variants import PropertyVariant, SessionVariant, call_returning, result_stage_names
@@ -157,7 +157,7 @@ def is_same(question: PropertyQuestion, variant: PropertyVariant) -> bool:
     first = computed(problem, stages)
     if variant.is_merged:
         parts_of_it = [computed(call.problem, stages) for call in variant.calls]
-        found = judge_merged(variant, problem, first, parts_of_it, "native", TRUTHS)
+        found = judge_merged_parts(variant, problem, first, parts_of_it, "native", TRUTHS)
         return found.verdict in (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS)
     for stage in stages:
         arrays = [computed(call.problem, (stage,))[stage] for call in variant.calls]
@@ -176,7 +176,7 @@ def test_further_calls_have_the_first_calls_exact_answer(name: str) -> None:
         f"{question.case.id}: {variant.description}"
         for question in questions
         for variant in question.variants
-        if isinstance(variant, PropertyVariant) and variant.process == "here" and not is_same(question, variant)
+        if isinstance(variant, PropertyVariant) and variant.process_kind == "here" and not is_same(question, variant)
     ]
     assert offenders == []
 

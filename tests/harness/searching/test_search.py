@@ -39,8 +39,8 @@ from attncheck.searching.concrete import (
     case_of_problem,
     concrete_problem,
     drawn_case_id,
-    features_of,
     optional_inputs,
+    problem_features,
     required_features,
 )
 from attncheck.searching.drawing import REGIMES
@@ -63,7 +63,7 @@ from attncheck.searching.reduction import (
     simplicity_key,
 )
 from attncheck.searching.search import Search, SearchOver, simplest_in_new_process, stop_after
-from attncheck.searching.shapes import EDGES
+from attncheck.searching.shapes import EDGE_LENGTHS
 from attncheck.spec import DTYPES, MEMORY_LAYOUTS, OPERATIONS, OPTIONS
 
 TABLES = tables_beside(__file__)
@@ -111,7 +111,7 @@ def test_a_failure_whose_reduction_is_cut_off_is_written_as_it_was_drawn(
     monkeypatch.setattr(ProblemSubject, "run_in_new_process", over)
     result = run("--minutes", "1", "--json")
     assert (result.exit_code, len(record_of(result)["failures"])) == (1, 1)
-    (finding,) = SearchFolder.of(Path("found"), "kernel.attention", "kernel.py:attention").findings
+    (finding,) = SearchFolder.open(Path("found"), "kernel.attention", "kernel.py:attention").findings
     assert (finding.tries, finding.is_smallest) == (0, False)
 
 
@@ -122,9 +122,9 @@ def test_a_search_of_another_function_of_the_same_name_is_not_gone_on_with(run: 
     ):
         if said:
             with pytest.raises(UsageError, match=said):
-                SearchFolder.of(Path("found"), "kernel.attention", place)
+                SearchFolder.open(Path("found"), "kernel.attention", place)
         else:
-            SearchFolder.of(Path("found"), "kernel.attention", place).write()
+            SearchFolder.open(Path("found"), "kernel.attention", place).write()
 
 
 def frames_of(folder: str) -> Frames:
@@ -134,7 +134,7 @@ def frames_of(folder: str) -> Frames:
 def test_a_report_has_each_finding_under_its_file_and_every_problem_that_passes(run: Run) -> None:
     write(WRONG)
     run(*PROBLEMS)
-    folder = SearchFolder.of(Path("found"), "kernel.attention", "kernel.py:attention")
+    folder = SearchFolder.open(Path("found"), "kernel.attention", "kernel.py:attention")
     rows = frames_of("found").results
     wrong = set(rows.loc[rows["verdict"].eq("numeric"), "case"])
     assert {case.partition("/")[0] for case in wrong} == {Path(each.file).stem for each in folder.findings}
@@ -345,9 +345,9 @@ def test_a_fault_fails_its_reduced_case_in_a_fresh_process() -> None:
     inputs = {each: random.randn(1, 1, 32, 2) for each in ("query", "key", "value")}
     problem = Problem("attention", {"is_causal": True, "scale": 0.5}, inputs, "float32")
     try:
-        symptom = subject.symptom(problem)
+        symptom = subject.run_for_symptom(problem)
         assert symptom is not None
-        reduced = reduce_problem(problem, lambda each: subject.symptom(each) == symptom)
+        reduced = reduce_problem(problem, lambda each: subject.run_for_symptom(each) == symptom)
         simplest, found = simplest_in_new_process(reduced, subject, symptom)
     finally:
         subject.close()
@@ -368,7 +368,7 @@ def drawn_from(count: int) -> list[DrawnProblem]:
 
 def problems_of(seed: int = 1, count: int = 250) -> list[Problem]:
     source = ProblemSource(DrawSettings(seed), DTYPES)
-    return [source.problem(number) for number in range(count)]
+    return [source.draw_problem(number) for number in range(count)]
 
 
 def test_a_problem_follows_from_seed_and_number() -> None:
@@ -377,7 +377,7 @@ def test_a_problem_follows_from_seed_and_number() -> None:
             assert (first.operation, first.options) == (second.operation, second.options)
             assert all(first.inputs[name].tobytes() == second.inputs[name].tobytes() for name in first.inputs)
     assert len({problem.id for problem in drawn_from(50)}) == 50
-    assert features_of(problems_of(2, 1)[0]) != features_of(problems_of(1, 1)[0])
+    assert problem_features(problems_of(2, 1)[0]) != problem_features(problems_of(1, 1)[0])
 
 
 def test_whatever_the_specification_has_is_drawn_and_soon_searched(tmp_path: Path) -> None:
@@ -395,7 +395,7 @@ def test_whatever_the_specification_has_is_drawn_and_soon_searched(tmp_path: Pat
     assert {each.dtype for each in problems} == set(DTYPES)
     inputs = {name for operation in OPERATIONS.values() for name in operation.inputs}
     assert inputs <= {name for each in problems for name in each.inputs}
-    assert set(EDGES) <= {length for each in problems for length in each.lengths.values()}
+    assert set(EDGE_LENGTHS) <= {length for each in problems for length in each.lengths.values()}
     layouts = {layout for each in problems for layout in each.memory_layout.values()}
     assert layouts == MEMORY_LAYOUTS.keys() - {"fused", "distant"}
     specials = {each.special.partition(" in ")[0] for each in problems}
@@ -419,7 +419,7 @@ def attention_problem(options: dict[str, object] | None = None, keys: int = 3, d
 
 
 def test_features_are_options_inputs_sizes_and_forms_by_which_lists_can_name_what_is_drawn() -> None:
-    found = features_of(attention_problem({"window": (0, None), "scale": -1.0}, keys=17))
+    found = problem_features(attention_problem({"window": (0, None), "scale": -1.0}, keys=17))
     assert {"window zero none", "scale negative", "bias along Lq T", "heads shared", "Lk = 17"} <= found
     assert "another width of values" in found
     assert required_features(attention_problem({"is_causal": True})) == {"is_causal", "bias", "heads shared"}
@@ -456,7 +456,7 @@ def test_the_call_of_every_form_of_case_comes_back(tmp_path: Path) -> None:
 def test_drawn_problems_come_back_from_their_files(tmp_path: Path) -> None:
     source, written = ProblemSource(DrawSettings(7), DTYPES), 0
     for number in range(36):
-        problem = source.problem(number)
+        problem = source.draw_problem(number)
         with suppress(CaseError, ShapeFault):  # what was drawn may not fit together
             case = write_case(problem, tmp_path / f"case-{number}.yaml", "A drawn problem", "a test")
             assert has_same_numbers(case, problem, tmp_path)
@@ -468,7 +468,7 @@ def test_drawn_problems_come_back_from_their_files(tmp_path: Path) -> None:
 def test_most_cuts_of_drawn_problems_are_cases_again(tmp_path: Path) -> None:
     source, tried, read = ProblemSource(DrawSettings(3), DTYPES), 0, 0
     for number in range(25):
-        problem = source.problem(number)
+        problem = source.draw_problem(number)
         for letter in cuttable_axes(problem):
             if (length := position_count(problem, letter)) > 1:
                 tried += 1
