@@ -19,8 +19,8 @@ from attncheck.searching.concrete import required_features
 from attncheck.searching.drawing import DrawnInputs
 from attncheck.searching.problems import (
     DrawSettings,
-    draw_kind,
-    draw_outline,
+    draw_problem_kind,
+    draw_problem_outline,
     fits_in_dtype,
     is_wide_dtype,
     largest_intermediate,
@@ -95,7 +95,7 @@ def draw_problem(draw: PooledDraw, number: int) -> DrawnProblem:
     shape = partial(draw_dimensions, seed=draw.seed, shapes=draw.shapes)
     found = None
     while found is None:
-        found = draw_outline(draw_kind(draw.kinds, random), "", random, shape=shape)
+        found = draw_problem_outline(draw_problem_kind(draw.kinds, random), "", random, draw_shape=shape)
     drawing = DrawnInputs(found, random)
     words = [
         word

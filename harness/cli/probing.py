@@ -206,7 +206,7 @@ def design(
     request = DesignRequest(chosen, strength, _parse_widths(split_names(widths)), tile)
     path, cases, factors = write_design(request, output)
     answer = f"{path}: {cases} cases, in which every {strength} of {factors} factors meet"
-    check = shell_command(["attncheck", "check", str(path), "-i", *request.entry.given])
+    check = shell_command(["attncheck", "check", str(path), "-i", *request.user_implementation.given])
     fields = {"next": [check], "file": str(path), "cases": cases, "factors": factors, "strength": strength}
     document = make_document("design", ExitCode.AGREE, answer, **fields)
     print_and_exit(document, [answer, f"Check them: {check}"], as_json=as_json)
@@ -343,7 +343,7 @@ def properties(
     questions = property_questions(selection.cases, asking)
     if not questions:
         raise UsageError("no case asks for these properties in these dtypes")
-    complete = not (cases or asking.names or asking.dtypes)
+    complete = not (cases or asking.property_names or asking.dtypes)
     rows = run_properties(chosen.implementations, questions, asking, expected_failures, complete=complete)
     if files.output is not None:
         from attncheck.reports.write import write_property_table

@@ -437,7 +437,7 @@ def _process_key(together: _SharingRunners) -> tuple[str, ...]:
 
 
 def _runs_unit(runner: GroupRunner[Unit], unit: Unit) -> bool:
-    return runner.group.runs_case(unit.dtype, in_standard=unit.in_standard)
+    return runner.group.runs_case(unit.dtype, in_standard=unit.is_standard)
 
 
 def _needs_no_compilation(together: _SharingRunners) -> bool:

@@ -45,7 +45,7 @@ def attend_in_parts(
 ) -> StepReplacements:
     """Attend to parts of the keys, each with a separate softmax, and merge their averages by ``merge``."""
 
-    def average(logits: Array, weights: Array, value: Array) -> Array:
+    def average_parts(logits: Array, weights: Array, value: Array) -> Array:
         chosen = cut(logits)
         if not chosen:
             return np.asarray(weights @ value)
@@ -56,10 +56,10 @@ def attend_in_parts(
         merged = sum_in_order((mean * shares[..., number : number + 1] for number, mean in enumerate(means)), value)
         return merged.astype(logits.dtype)
 
-    return forms.replace_average(average)
+    return forms.replace_average(average_parts)
 
 
-def cut_evenly(parts: int, min_keys: int = 0) -> CutKeys:
+def cut_keys_evenly(parts: int, min_keys: int = 0) -> CutKeys:
     """Cut keys into so many nonempty parts, if there are enough keys."""
 
     def cut_keys(logits: Array) -> list[slice]:
@@ -83,25 +83,25 @@ def _is_decoding(problem: Problem) -> bool:
     return queries == 1 < keys
 
 
-def _weights_nan_for_empty_parts(maxima: Array, log_sum_exps: Array) -> Array:
+def _part_weights_with_nan(maxima: Array, log_sum_exps: Array) -> Array:
     """Multiply 0 with minus infinity where a part has no key, but some other one has."""
     is_lost = np.isneginf(log_sum_exps) & ~np.isneginf(backend._row_maximum(log_sum_exps))
     return np.where(is_lost, np.nan, part_weights(maxima, log_sum_exps))
 
 
-def _score_changed_operands(change: Callable[[Array], Array]) -> StepReplacements:
+def _change_score_operands(change: Callable[[Array], Array]) -> StepReplacements:
     """Score by queries and keys that are changed in the same way."""
     return {"dot_scores._dot": lambda query, key: backend._dot(change(query), change(key))}
 
 
-def _replace_group_heads(size: int, index: Callable[[Array, int, int], Array]) -> StepReplacements:
-    """Use another head of keys and values, ``index(head, kv_heads, group)``, only in groups of this size."""
+def _replace_group_heads(group_size: int, head_index: Callable[[Array, int, int], Array]) -> StepReplacements:
+    """Use another head of keys and values, ``head_index(head, kv_heads, group)``, only in groups of this size."""
 
     def repeat_heads(key: Array, value: Array, heads: int) -> tuple[Array, Array]:
         kv_heads, group = key.shape[1], heads // key.shape[1]
-        if group != size or kv_heads == 1:
+        if group != group_size or kv_heads == 1:
             return backend._repeat_heads(key, value, heads)
-        chosen = index(np.arange(heads), kv_heads, group)
+        chosen = head_index(np.arange(heads), kv_heads, group)
         return key[:, chosen], value[:, chosen]
 
     return {"_repeat_heads": repeat_heads}
@@ -136,13 +136,13 @@ def _count_padding_keys(tile: int) -> StepReplacements:
 def _overlap_last_tile(tile: int) -> StepReplacements:
     """Move the last tile back until it is full: its first keys are read a second time."""
 
-    def logits_counted_twice(logits: Array) -> Array:
+    def logits_with_doubled_keys(logits: Array) -> Array:
         keys = logits.shape[-1]
         key, rest = np.arange(keys), keys % tile
         twice = (key >= keys - tile) & (key < keys - rest) & (rest > 0) & (keys > tile)
         return np.asarray(logits + np.where(twice, math.log(2), 0).astype(logits.dtype))
 
-    return forms.change_logits(logits_counted_twice)
+    return forms.change_logits(logits_with_doubled_keys)
 
 
 def _query_indices(output: Array) -> Array:
@@ -169,15 +169,15 @@ def _change_causal_mask(change: Callable[[Array, Array, Array], Array]) -> StepR
     )
 
 
-def _limit_window_in_tiles(side: int, reads: Callable[[Array, Array, int], Array]) -> StepReplacements:
-    """Skip keys of a window with this side in a loop over tiles: ``reads(query, key, edge)``."""
+def _limit_window_in_tiles(side: int, is_read: Callable[[Array, Array, int], Array]) -> StepReplacements:
+    """Skip keys of a window with this side in a loop over tiles: ``is_read(query, key, edge)``."""
 
     def window_mask(scores: Array, masks: forms.MaskArguments) -> Array:
         within, edge = forms.window_mask(scores, masks["window"]), masks["window"][side]
         return (
             within
             if edge is None
-            else np.asarray(within & reads(_query_indices(scores), _column_indices(scores), edge))
+            else np.asarray(within & is_read(_query_indices(scores), _column_indices(scores), edge))
         )
 
     return forms.replace_window(window_mask)
@@ -185,7 +185,7 @@ def _limit_window_in_tiles(side: int, reads: Callable[[Array, Array, int], Array
 
 _register_split_fault = partial(
     _register_decoding_fault,
-    partial(attend_in_parts, cut_evenly(4, min_keys=32)),
+    partial(attend_in_parts, cut_keys_evenly(4, min_keys=32)),
     stage="context",
     hidden_stages=forms.UNSTORED_STAGES,
 )
@@ -199,7 +199,7 @@ def _has_shared_heads(problem: Problem) -> bool:
     return inputs.keys() >= {"query", "key"} and inputs["query"].shape[-3] != inputs["key"].shape[-3]
 
 
-_IGNORED_READINGS = {
+_READINGS_WITHOUT_OPTION = {
     "causal": ("causality-ignored",),
     "mask": ("mask-ignored", "query-mask-ignored", "causality-ignored"),  # of pages, causality is a mask
     **{name: (f"{name.replace('_', '-')}-ignored",) for name in ("window", "key_lengths", "bias", "softcap")},
@@ -237,7 +237,7 @@ _register_block_fault("_softmax_with_sinks._row_sum", "tail_counted_twice_in_the
     "the last tile overlaps the one before it",
     lambda terms: np.asarray(backend._row_sum(terms) + (backend._row_sum(terms[..., terms.shape[-1] // 16 * 16 :])
         if terms.shape[-1] > 16 else 0)))
-_register_block_fault(forms.replace_maximum, "maximum_of_the_first_16_keys",
+_register_block_fault(forms.replace_row_maximum, "maximum_of_the_first_16_keys",
     "the maximum is not updated: overflow in later blocks", lambda logits: backend._row_maximum(logits[..., :16]))
 _register_block_fault(None, "sum_not_rescaled_in_the_second_block", "tile maximum and running maximum mixed: gcnasm#21",
     forms.OnlineSoftmax(16, rescales_sum=lambda block: block != 1).steps, stage="log_sum_exp",
@@ -261,12 +261,12 @@ _register_block_fault(forms.change_values, "last_value_stale_where_lk_mod_32_is_
     "reads the row before: pytorch#191937",
     lambda value: value[..., [*range(keys - 1), keys - 2], :] if (keys := value.shape[-2]) > 1 and keys % 32 == 1
         else value, stage="context")
-_register_decoding_fault(forms.change_inputs, "first_batch_entry_for_all_in_decoding",
+_register_decoding_fault(forms.change_query_key_value, "first_batch_entry_for_all_in_decoding",
     "structure: the batch stride of the cache is left out where there is one query",
     lambda query, *cache: (query, *(cache if query.shape[-2] > 1
         else (np.broadcast_to(array[:1], array.shape) for array in cache))), stage="raw_scores")
 # Stack the heads of a group as rows of one query, in the order of the other axis.
-_register_decoding_fault(forms.change_inputs, "heads_of_groups_stacked_across_in_decoding",
+_register_decoding_fault(forms.change_query_key_value, "heads_of_groups_stacked_across_in_decoding",
     "the heads of a group become rows of one tile, in the wrong order: pytorch#174861's kind",
     lambda query, key, value: (query, key, value) if query.shape[-2] > 1 or query.shape[1] == key.shape[1]
         else (query[:, np.arange(query.shape[1]).reshape(-1, key.shape[1]).T.reshape(-1)], key, value),
@@ -292,31 +292,31 @@ _register_split_fault("splits_merged_in_the_wrong_base",
 _register_split_fault("last_split_lost", "structure: one split fewer is merged than there are",
     lambda maxima, statistics: part_weights(maxima, np.where(_column_indices(statistics) < 3, statistics, -np.inf)))
 _register_split_fault("empty_split_gives_nan", "a part of which every key is masked: flashinfer#4051, #1178",
-              _weights_nan_for_empty_parts)
-_register_decoding_fault(partial(attend_in_parts, lambda logits: cut_evenly(7, 32)(logits) if logits.shape[-2] == 1
+              _part_weights_with_nan)
+_register_decoding_fault(partial(attend_in_parts, lambda logits: cut_keys_evenly(7, 32)(logits) if logits.shape[-2] == 1
     else []),
     "splits_of_one_query_merged_by_their_maxima", "the same in decoding alone: vllm#28840's kind",
     lambda maxima, statistics: part_weights(maxima, maxima), stage="context", hidden_stages=forms.UNSTORED_STAGES)
 _register_faults_at_sizes((32, 64, 80, 96, 128, 192, 256), "output_zero_at_width_{}",
     "a kernel that returns zeros is called for width {}: KernelBench#165's kind",
-    lambda width: forms.change_inputs(lambda query, key, value: (query, key,
+    lambda width: forms.change_query_key_value(lambda query, key, value: (query, key,
         np.zeros_like(value) if query.shape[-1] == width else value)),
     _register_size_fault, stage="context", diagnosis=("gradients-of-query-and-key-zero",))
 _register_size_fault(forms.change_outputs, "columns_behind_whole_blocks_of_64_repeated",
     "structure: the last block of columns is stored with the first one's data",
     lambda output: np.where(_column_indices(output) < output.shape[-1] // 64 * 64, output,
         np.roll(output, output.shape[-1] // 64 * 64, axis=-1)), stage="context")
-_register_size_fault(forms.change_inputs, "value_columns_lost_where_widths_of_blocks_differ",
+_register_size_fault(forms.change_query_key_value, "value_columns_lost_where_widths_of_blocks_differ",
     "a kernel for D = Dv is handed D = 192 and Dv = 128: pytorch#176767's kind",
     lambda query, key, value: (query, key, value if query.shape[-1] == value.shape[-1] or query.shape[-1] % 64
         or value.shape[-1] % 64 else np.where(_column_indices(value) < min(query.shape[-1], value.shape[
             -1]) - 32, value, 0)),
     stage="context", diagnosis="columns-unwritten")
 # Read whole lines of 16 numbers: what is behind the last feature is the next row's.
-_register_size_fault(_score_changed_operands, "width_padded_with_the_next_row",
+_register_size_fault(_change_score_operands, "width_padded_with_the_next_row",
     "a line of 16 numbers is read where the width is no multiple: SageAttention#376's kind",
     lambda array: np.concatenate([array, np.roll(array, -1, axis=-2)[..., : -array.shape[-1] % 16]], axis=-1))
-_register_size_fault(_score_changed_operands, "features_behind_whole_chunks_of_64_dropped",
+_register_size_fault(_change_score_operands, "features_behind_whole_chunks_of_64_dropped",
     "80 and 96 are computed as 64: a loop over chunks of the width without its tail",
     lambda array: array[..., : max(array.shape[-1] // 64 * 64, min(array.shape[-1], 64))])
 _register_size_fault(forms.change_outputs, "value_columns_beyond_128_zero",
@@ -326,14 +326,14 @@ _register_size_fault("_repeat_heads", "keys_of_heads_beyond_32_wrap",
     "structure: five bits for the head, head h reads keys of h % 32",
     lambda key, value, heads: tuple(array[:, np.arange(heads) % 32]
         for array in backend._repeat_heads(key, value, heads)))
-_register_size_fault(forms.change_inputs, "keys_of_batch_entries_beyond_16_wrap",
+_register_size_fault(forms.change_query_key_value, "keys_of_batch_entries_beyond_16_wrap",
     "structure: the batch stride is right for 16 entries, then it starts again",
     lambda query, *cache: (query, *(array[np.arange(len(query)) % 16] for array in cache)))
 _register_size_fault(forms.change_outputs, "last_entry_of_a_large_odd_batch_zero",
     "structure: two batch entries for each block, the last without a partner is not written",
     lambda output: np.concatenate([output[:-1], output[-1:] * (len(output) < 9 or len(output) % 2 == 0)]),
         stage="context")
-_register_size_fault(_score_changed_operands, "features_beyond_128_dropped",
+_register_size_fault(_change_score_operands, "features_beyond_128_dropped",
               "the loop over chunks of the width runs once: pytorch#139462's kind",
     lambda array: array[..., :128])
 _register_size_fault("dot_scores._dot", "halves_of_the_keys_width_256_swapped",
@@ -344,7 +344,7 @@ _register_size_fault("_scale_of", "scale_of_the_padded_width",
     lambda query, scale: backend._scale_of(query, scale) if scale is not None or query.shape[-1] <= 64
         else float((1 << (query.shape[-1] - 1).bit_length()) ** -0.5), stage="scores", diagnosis="scale-fitted")
 # Number batch entries and heads together, modulo 64.
-_register_size_fault(forms.change_inputs, "queries_beyond_64_batch_heads_wrap",
+_register_size_fault(forms.change_query_key_value, "queries_beyond_64_batch_heads_wrap",
     "structure: the number of batch entry and head is taken modulo 64",
     lambda query, *cache: (query.reshape(-1, *query.shape[2:])[
         np.arange(query.shape[0] * query.shape[1]) % 64].reshape(query.shape), *cache))
@@ -433,7 +433,7 @@ for _option, _other, _defect in (
     ("softcap", "key_lengths", "lengths take a path without a cap: onnxruntime#28379's kind"),
     ("softcap", "a_past", "decoding from a cache knows no cap: vllm#7425's kind"),
 ):
-    _where, _diagnosis = _FEATURE_CONDITIONS[_other.removeprefix("a_")], _IGNORED_READINGS[_option]
+    _where, _diagnosis = _FEATURE_CONDITIONS[_other.removeprefix("a_")], _READINGS_WITHOUT_OPTION[_option]
     _reading = "pairs", _diagnosis[0], _defect, f"{_option}_dropped_with_{_other}", _where
     register_fault(**next(forms.faults_from_readings(_reading, dtypes=FAST_PATH_DTYPES, diagnosis=_diagnosis)))
 _register_pair_fault("dot_scores", "scale_applied_twice_with_a_softcap",

@@ -64,12 +64,12 @@ AXIS_NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class ArgumentFault:
-    """A change of an argument for which it ``applies``; None in place of it leaves it out."""
+    """A change of an argument, if it ``applies_to_spec``; a changed value of None leaves the argument out."""
 
     name: str
     defect: str
     change: Callable[[Any], Any]
-    applies: Callable[[Any], bool] = lambda spec: True
+    applies_to_spec: Callable[[Any], bool] = lambda spec: True
 
 
 def _is_count_input(spec: InputSpec) -> bool:
@@ -131,7 +131,7 @@ OPTION_FAULTS = (
 
 def faults_of_input(spec: InputSpec) -> Iterator[ArgumentFault]:
     """Yield the faults of an input."""
-    yield from (family for family in INPUT_FAULTS if family.applies(spec))
+    yield from (family for family in INPUT_FAULTS if family.applies_to_spec(spec))
     if spec.neutral is not None:
         neutral = spec.neutral
         yield ArgumentFault("neutral", "is what changes nothing", lambda array: np.full_like(array, neutral))
@@ -142,7 +142,7 @@ def faults_of_input(spec: InputSpec) -> Iterator[ArgumentFault]:
     for first, second in pairwise(range(-len(names), 0)):
         both = f"{names[first]}_and_{names[second]}"
         defect, change = (
-            f"is laid out with {_as_words(both)} exchanged",
+            f"is laid out with {_to_words(both)} exchanged",
             _change_axis_of_rank(_misread_axis_order, first, len(names)),
         )
         yield ArgumentFault(f"with_{both}_exchanged", defect, change)
@@ -150,7 +150,7 @@ def faults_of_input(spec: InputSpec) -> Iterator[ArgumentFault]:
 
 def faults_of_option(spec: OptionSpec) -> Iterator[ArgumentFault]:
     """Yield the faults of an option; of values by name, the first is what is meant where none is given."""
-    yield from (family for family in OPTION_FAULTS if family.applies(spec))
+    yield from (family for family in OPTION_FAULTS if family.applies_to_spec(spec))
     others = get_args(spec.type)[1:] if get_origin(spec.type) is Literal else ()
     if len(others) > 1:
         for word in others:
@@ -186,7 +186,7 @@ LOOP_CHANGES: AxisChanges = {
 def _axis_faults(changes: AxisChanges, axis_name: str, axis: int, rank: int) -> Iterator[ArgumentFault]:
     for name, change in changes.items():
         fault = name.format(axis_name)
-        yield ArgumentFault(fault, f"is that {_as_words(fault)}", _change_axis_of_rank(change, axis, rank))
+        yield ArgumentFault(fault, f"is that {_to_words(fault)}", _change_axis_of_rank(change, axis, rank))
 
 
 def _change_axis_of_rank(change: Callable[[Array, int], Array], axis: int, rank: int) -> Callable[[Array], Array]:
@@ -201,7 +201,7 @@ def _misread_axis_order(array: Array, axis: int) -> Array:
     return array.reshape(shape).swapaxes(axis, axis + 1)
 
 
-def _as_words(name: str) -> str:
+def _to_words(name: str) -> str:
     return name.replace("_", " ")
 
 
@@ -227,10 +227,10 @@ class StepArray:
     operation: str
     stage: str
 
-    def faults(self) -> Iterator[ArgumentFault]:
+    def possible_faults(self) -> Iterator[ArgumentFault]:
         """Yield what may be wrong with it; of what is added up, the order is not."""
         for name, store in _ROUNDINGS_BY_FORMAT.items():
-            yield ArgumentFault(f"in_{name}", f"is stored in {_as_words(name)}", store)
+            yield ArgumentFault(f"in_{name}", f"is stored in {_to_words(name)}", store)
         for axis, of in enumerate(self.axes, -len(self.axes)):
             if of and not (of == "key" and self.step.endswith("_row_sum")):
                 yield from _axis_faults(INDEX_CHANGES, of, axis, len(self.axes))
@@ -259,7 +259,7 @@ _SCORE_AXES, _QUERY_AXES, _KEY_AXES, _ROW_AXES = (
 )
 # Rows, laid out by hand: the step, the operation and its stage, and below what the step is handed and returns.
 # fmt: off
-_STEP_ROWS: tuple[tuple[str, str, str, tuple[tuple[str, tuple[str, ...]] | None, ...]], ...] = (
+_STEP_ARRAY_ROWS: tuple[tuple[str, str, str, tuple[tuple[str, tuple[str, ...]] | None, ...]], ...] = (
     ("dot_scores._dot", "attention", "raw_scores", (("query", _QUERY_AXES), ("key", _KEY_AXES), ("product",
         _SCORE_AXES))),
     ("_softmax_with_sinks", "attention", "weights", (("logits", _SCORE_AXES), None)),
@@ -278,7 +278,7 @@ _STEP_ROWS: tuple[tuple[str, str, str, tuple[tuple[str, tuple[str, ...]] | None,
 # fmt: on
 STEP_ARRAYS = tuple(
     StepArray(step, None if place == len(arrays) - 1 else place, *array, operation, stage)
-    for step, operation, stage, arrays in _STEP_ROWS
+    for step, operation, stage, arrays in _STEP_ARRAY_ROWS
     for place, array in enumerate(arrays)
     if array is not None
 )
@@ -470,22 +470,22 @@ def _register_generated_fault(
 
 # fmt: off
 for _operation in OPERATIONS.values():
-    _what = _as_words(_operation.name)
+    _what = _to_words(_operation.name)
     for _name, _spec in arguments_of_operation(_operation):
         for _fault in faults_of_argument(_operation, _name, _spec):
             _register_generated_fault(_operation.name, f"{_name}_{_fault.name}",
-                            f"the {_as_words(_name)} of {_what} {_fault.defect}",
+                            f"the {_to_words(_name)} of {_what} {_fault.defect}",
                 kernel.change_argument(_operation.function, _name, _fault.change),
                 _spec.requested_stage or _operation.stages[0], (_operation.name, _name))
     for _stage in returned_stages(_operation):
         _register_generated_fault(_operation.name, f"{_stage}_rounded_to_eight_bits",
-            f"the {_as_words(_stage)} of {_what} is stored in bfloat16",
+            f"the {_to_words(_stage)} of {_what} is stored in bfloat16",
             round_stage(_operation.function, _stage), _stage, (_operation.name, ""))
 for _array in STEP_ARRAYS:
     _step = _array.step.replace("._", "_").strip("_")
-    for _fault in _array.faults():
+    for _fault in _array.possible_faults():
         _register_generated_fault(_step, f"{_array.name}_{_fault.name}",
-            f"the {_as_words(_array.name)} of {_as_words(_step)} {_fault.defect}",
+            f"the {_to_words(_array.name)} of {_to_words(_step)} {_fault.defect}",
             _array.steps_with_change(_fault.change), _array.stage, (_array.operation, ""))
 # fmt: on
 

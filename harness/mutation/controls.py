@@ -17,7 +17,7 @@ import numpy as np
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import EmptyRows, Stages
 from attncheck.mutation import forms, kernel
-from attncheck.mutation.blocks import attend_in_parts, cut_evenly
+from attncheck.mutation.blocks import attend_in_parts, cut_keys_evenly
 from attncheck.mutation.kernel import (
     Array,
     MatrixProduct,
@@ -46,30 +46,32 @@ _NUMPY_IN_BASE_TWO = numpy_with(
 """exp(x) = exp2(x log2(e)), and log likewise."""
 
 
-def _use_products_and_sums(
-    product: MatrixProduct, total: Callable[[Array], Array], store: Rounding = kernel.leave_unrounded
+def _replace_products_and_row_sum(
+    product: MatrixProduct, row_sum: Callable[[Array], Array], store: Rounding = kernel.leave_unrounded
 ) -> StepReplacements:
     """Use another product of matrices in scores and average, and another row sum."""
     return {
         "dot_scores._dot": lambda query, key: product(query, np.swapaxes(key, -1, -2)),
-        "_softmax_with_sinks._row_sum": total,
+        "_softmax_with_sinks._row_sum": row_sum,
         "attention._weighted_sum": lambda weights, value: product(store(weights), value),
     }
 
 
-def _use_summation_order(product: MatrixProduct, total: Callable[[Array], Array]) -> StepReplacements:
-    return {**forms.use_product(product), "_softmax_with_sinks._row_sum": total}
+def _replace_all_products_and_row_sum(product: MatrixProduct, row_sum: Callable[[Array], Array]) -> StepReplacements:
+    return {**forms.replace_matrix_product(product), "_softmax_with_sinks._row_sum": row_sum}
 
 
-def _divide_last(divide: Callable[[Array, Array], Array], store: Rounding = kernel.leave_unrounded) -> StepReplacements:
+def _divide_after_average(
+    divide: Callable[[Array, Array], Array], store: Rounding = kernel.leave_unrounded
+) -> StepReplacements:
     """Average exponentials, and divide by their sum behind that."""
 
-    def average(logits: Array, weights: Array, value: Array) -> Array:
+    def average_exponentials(logits: Array, weights: Array, value: Array) -> Array:
         exponentials = forms.softmax_and_exponentials(logits)[1]
         total = backend._row_sum(exponentials)
         return divide(store(exponentials) @ value, np.where(total == 0, 1, total))
 
-    return forms.replace_average(average)
+    return forms.replace_average(average_exponentials)
 
 
 def _fused_backward_steps(call: AttentionCall, tile: int | None = None) -> StepReplacements:
@@ -78,7 +80,7 @@ def _fused_backward_steps(call: AttentionCall, tile: int | None = None) -> StepR
     if tile is not None:
         tiled = {"_weighted_sum": tiled_product(tile), "_sum_over_queries": product_over_queries(tiled_product(tile))}
     return tiled | {
-        "attention": forms.forward_with_weights(call, forms.recompute_weights(call.logits, call.log_sum_exp)),
+        "attention": forms.forward_pass_with_weights(call, forms.recompute_weights(call.logits, call.log_sum_exp)),
         "_row_sum": lambda terms: forms.gradient_row_sum_from_output(call),
     }
 
@@ -195,7 +197,7 @@ def _flash_attention(tile: int, product: MatrixProduct = np.matmul) -> kernel.St
 
 def _compute_in_base_two(store: Rounding) -> StepReplacements:
     """Fold the scale into the query, and take 2^((s - m) log2(e))."""
-    score = forms.replace_scoring(lambda query, key, factor: {"scores": backend._dot(query * factor, key)})
+    score = forms.replace_score_function(lambda query, key, factor: {"scores": backend._dot(query * factor, key)})
     return {**score, "_softmax_with_sinks.np": _NUMPY_IN_BASE_TWO, **_round_weights(store)}
 
 
@@ -242,10 +244,10 @@ def _reorder_keys(
         stages = backend.softmax(reorder(logits, -np.inf))
         return stages | {"weights": restore_order(stages["weights"], logits.shape[-1])}
 
-    def average(weights: Array, value: Array) -> Array:
+    def average_reordered_values(weights: Array, value: Array) -> Array:
         return np.asarray(store(reorder(weights, 0)) @ np.swapaxes(reorder(np.swapaxes(value, -1, -2), 0), -1, -2))
 
-    return {**forms.replace_softmax(softmax_of_reordered_keys), "attention._weighted_sum": average}
+    return {**forms.replace_softmax(softmax_of_reordered_keys), "attention._weighted_sum": average_reordered_values}
 
 
 def _key_order_by_remainder(keys: int) -> Array:
@@ -288,7 +290,7 @@ def every_step_stored_in_the_format_of_the_ends(store: Rounding) -> StepReplacem
     summed = {"_row_sum": lambda terms: store(kernel.pairwise_sum(terms))}
     softmax = rebind_globals(backend._softmax_with_sinks, np=library, **summed)
     return {
-        **forms.replace_scoring(score),
+        **forms.replace_score_function(score),
         **forms.replace_softmax(
             lambda logits: {name: store(array) for name, array in softmax(logits, None, "zero").items()}
         ),
@@ -305,39 +307,42 @@ register_control(None, REFERENCE_NAME, "the reference itself", {})
 register_control("_softmax_with_sinks._row_sum", "sum_sorted", "the row sum from the smallest term to the largest",
     lambda exponentials: kernel.sequential_sum(np.sort(exponentials, axis=-1)), dtypes=WIDE_DTYPES)
 register_control(None, "sums_sequential", "one running sum each",
-    _use_summation_order(kernel.sequential_matmul, kernel.sequential_sum), dtypes=WIDE_DTYPES)
-register_control(None, "sums_pairwise", "sums by halves", _use_summation_order(kernel.pairwise_matmul,
+    _replace_all_products_and_row_sum(kernel.sequential_matmul, kernel.sequential_sum), dtypes=WIDE_DTYPES)
+register_control(None, "sums_pairwise", "sums by halves", _replace_all_products_and_row_sum(kernel.pairwise_matmul,
     kernel.pairwise_sum),
         dtypes=WIDE_DTYPES)
 register_control(None, "keys_reversed", "sums from the last term to the first",
-    _use_summation_order(lambda left, right: np.ascontiguousarray(left[..., ::-1]) @ np.ascontiguousarray(right[...,
+    _replace_all_products_and_row_sum(lambda left, right: np.ascontiguousarray(left[..., ::-1])
+        @ np.ascontiguousarray(right[...,
         ::-1, :]),
         lambda exponentials: kernel.sequential_sum(exponentials[..., ::-1])), dtypes=WIDE_DTYPES)
-register_control(forms.replace_scoring, "query_prescaled", "the scale is folded into the query",
+register_control(forms.replace_score_function, "query_prescaled", "the scale is folded into the query",
     lambda query, key, factor: {"scores": backend._dot(query * factor, key)}, dtypes=WIDE_DTYPES)
-register_control(forms.replace_scoring, "query_and_key_prescaled", "the scale's root is folded into query and key",
+register_control(forms.replace_score_function, "query_and_key_prescaled",
+    "the scale's root is folded into query and key",
     lambda query, key, factor: {"scores": backend._dot(query * math.copysign(math.sqrt(abs(factor)), factor),
         key * math.sqrt(abs(factor)))}, dtypes=WIDE_DTYPES)
 register_control("_softmax_with_sinks.np", "exp2_for_exp", "exp(x) = exp2(x log2(e)), and log likewise",
     _NUMPY_IN_BASE_TWO)
 register_control(forms.replace_reciprocal, "reciprocal_multiplied", "e (1/l) for e/l", lambda total: np.asarray(1
     / total))
-register_control(_divide_last, "divided_last", "the values are averaged before the division by the sum", np.divide)
-register_control(forms.use_product, "products_transposed", "A B = (B^T A^T)^T, with copies in other layouts",
+register_control(_divide_after_average, "divided_last", "the values are averaged before the division by the sum",
+    np.divide)
+register_control(forms.replace_matrix_product, "products_transposed", "A B = (B^T A^T)^T, with copies in other layouts",
     lambda left, right: np.swapaxes(
         np.swapaxes(right, -1, -2).copy() @ np.swapaxes(left, -1, -2).copy(), -1, -2).copy())
-register_control(forms.use_product, "products_by_einsum", "einsum for matmul",
+register_control(forms.replace_matrix_product, "products_by_einsum", "einsum for matmul",
     lambda left, right: np.asarray(np.einsum("...ij,...jk->...ik", left, right)), dtypes=WIDE_DTYPES)
-register_control(forms.use_product, "products_row_by_row", "matrix times vector, one query at a time",
+register_control(forms.replace_matrix_product, "products_row_by_row", "matrix times vector, one query at a time",
     lambda left, right: np.concatenate([left[..., :0, :] @ right,
         *(left[..., row : row + 1, :] @ right for row in range(left.shape[-2]))], axis=-2))
 register_control(None, "accumulated_in_float64", "sums and exponentials in float64, rounded once",
-    {**forms.use_product(kernel.accumulate_in_float64(np.matmul)),
+    {**forms.replace_matrix_product(kernel.accumulate_in_float64(np.matmul)),
      "_softmax_with_sinks.np": numpy_with(exp=kernel.accumulate_in_float64(np.exp)),
         "_softmax_with_sinks._row_sum": kernel.accumulate_in_float64(backend._row_sum),
         "additive_scores.np": numpy_with(tanh=kernel.accumulate_in_float64(np.tanh))}, dtypes=("float32", "float16"))
 # float64 holds a product of two numbers of float32 exactly
-register_control(forms.use_product, "fused_multiply_add", "one rounding per multiplication and addition",
+register_control(forms.replace_matrix_product, "fused_multiply_add", "one rounding per multiplication and addition",
     kernel.accumulate_in_float64(partial(kernel.sequential_matmul, store=kernel.round_to_float32)), dtypes=("float32",))
 register_control("general_scores", "bilinear_key_first", "q (W k) for (q W) k",
     lambda query, key, weight, *, score_bias=None:
@@ -350,13 +355,13 @@ register_control(forms.change_filled_logits, "uniform_rows_by_the_least_finite_n
     "equal scores have equal weights, whatever they are: torch.finfo(dtype).min in place of masked scores",
     lambda logits, seen: np.where(np.isneginf(logits) & np.isfinite(seen), np.finfo(logits.dtype).min, seen))
 # Multiply (B, H, L, X) with (B, Hkv, X, Y), each query head with its group's.
-register_control(forms.use_grouped_product, "grouped_heads_by_einsum",
+register_control(forms.replace_grouped_product, "grouped_heads_by_einsum",
     "query heads of a group side by side, nothing repeated",
     lambda left, right: np.asarray(np.einsum("bkglx,bkxy->bkgly", forms.split_into_groups(left, right.shape[1]),
         right).reshape(*left.shape[:3], right.shape[-1])), dtypes=WIDE_DTYPES)
 register_control(None, "halves_of_the_keys_merged",
     "each half has its softmax, merged by log_sum_exp as in split decoding",
-    attend_in_parts(cut_evenly(2)), hidden_stages=forms.UNSTORED_STAGES,
+    attend_in_parts(cut_keys_evenly(2)), hidden_stages=forms.UNSTORED_STAGES,
     rounding_models={"float64": "native_lse", "float32": "native_lse", "float16": "eager_lse"})
 # What runs over blocks is kept in the arrays' own format: in float16, over thousands of keys, that is a fault.
 for _tile in (16, 64):
@@ -372,7 +377,7 @@ register_control(forms.replace_gradient_steps, "backward_weights_from_log_sum_ex
     dtypes=WIDE_DTYPES)
 register_control(forms.replace_gradient_steps, "gradient_row_sum_of_weights_made_again",
     "p = exp(s - L) in the sum of p dp, too",
-    lambda call: {"attention": forms.forward_with_weights(call, forms.recompute_weights(
+    lambda call: {"attention": forms.forward_pass_with_weights(call, forms.recompute_weights(
         call.logits, call.log_sum_exp))},
     dtypes=WIDE_DTYPES)
 register_control(forms.replace_gradient_steps, "fused_backward_pass",
@@ -404,17 +409,17 @@ _register_right_kernel("fused_kernel_with_log2e_in_the_scale",
     "q k^T is multiplied once, by the scale times log2(e), and exponentials and statistics are in base two",
     _fold_log2e_into_scale)
 _register_right_kernel("keys_split_in_three", "parts of the keys merged by log_sum_exp, as in split decoding",
-    lambda store: attend_in_parts(cut_evenly(3), store=store), rounding_models=_MERGED_ROUNDING_MODELS)
+    lambda store: attend_in_parts(cut_keys_evenly(3), store=store), rounding_models=_MERGED_ROUNDING_MODELS)
 _register_right_kernel("keys_split_into_parts_of_64", "parts of 64 keys merged by log_sum_exp",
     lambda store: attend_in_parts(lambda logits: tile_slices(logits.shape[-1], 64), store=store),
     rounding_models=_MERGED_ROUNDING_MODELS)
 _register_right_kernel("kernel_with_sums_in_pairs", "sums by halves",
-              partial(_use_products_and_sums, kernel.pairwise_matmul, kernel.pairwise_sum))
+              partial(_replace_products_and_row_sum, kernel.pairwise_matmul, kernel.pairwise_sum))
 for _terms in (32, 8):
     _register_right_kernel(f"kernel_with_sums_in_blocks_of_{_terms}", f"blocks of {_terms} terms, one after the other",
-        partial(_use_products_and_sums, tiled_product(_terms), tiled_row_sum(_terms)))
+        partial(_replace_products_and_row_sum, tiled_product(_terms), tiled_row_sum(_terms)))
 _register_right_kernel("kernel_with_sums_in_float64", "products and sums in float64, rounded once",
-    partial(_use_products_and_sums, kernel.accumulate_in_float64(np.matmul),
+    partial(_replace_products_and_row_sum, kernel.accumulate_in_float64(np.matmul),
             kernel.accumulate_in_float64(backend._row_sum)))
 _register_right_kernel("keys_in_another_order", "softmax and average do not depend on the order of the keys",
     partial(_reorder_keys, lambda array, number: array[..., _key_order_by_remainder(array.shape[-1])],
@@ -431,11 +436,11 @@ _register_right_kernel("two_passes_over_tiles", "statistics first, then the aver
     lambda store: {**forms.replace_softmax(forms.OnlineSoftmax(64).compute_softmax),
         "attention._weighted_sum": lambda weights, value: tiled_product(64)(store(weights), value)})
 _register_right_kernel("groups_as_rows", "the query heads of a group are rows of one tile, nothing is repeated",
-    lambda store: forms.use_grouped_product(_multiply_group_as_rows) | {
+    lambda store: forms.replace_grouped_product(_multiply_group_as_rows) | {
         "attention._weighted_sum": lambda weights, value: _multiply_group_as_rows(store(weights), value)})
 _register_right_kernel("kernel_that_divides_last",
     "exponentials meet the values, and the reciprocal of the sum the average",
-    partial(_divide_last, lambda mean, total: np.asarray(mean * (1 / total))))
+    partial(_divide_after_average, lambda mean, total: np.asarray(mean * (1 / total))))
 _register_right_kernel("kernel_that_scales_the_gradient_last", "a (ds k) for (a ds) k, p dp - p Delta",
     lambda store: {**_round_weights(store), **forms.replace_gradient_steps(lambda call: {**_fused_backward_steps(call,
         128),

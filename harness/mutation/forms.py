@@ -191,7 +191,7 @@ def window_mask(scores: Array, window: Any) -> Array:
     return allowed_keys(np.zeros(scores.shape[-2:], bool), {"window": window})
 
 
-def key_distance(scores: Array) -> Array:
+def key_minus_query_position(scores: Array) -> Array:
     """Return the position of each key minus the position of each query, j - i: (Lq, T)."""
     queries, keys = scores.shape[-2:]
     behind: Array = np.arange(keys) - np.arange(queries)[:, np.newaxis]
@@ -320,7 +320,7 @@ CALL_CONDITIONS: Mapping[str, Callable[[AttentionCall], bool]] = {
 """Name -> whether a call has a feature for which kernels often have a separate path."""
 
 
-def change_inputs(change: Callable[[Array, Array, Array], tuple[Array, Array, Array]]) -> StepReplacements:
+def change_query_key_value(change: Callable[[Array, Array, Array], tuple[Array, Array, Array]]) -> StepReplacements:
     """Change query, key and value in the forward and backward pass; a past changes like the new keys and values."""
 
     def run_with_changed_inputs(name: str) -> StepFunction:
@@ -336,7 +336,7 @@ def change_inputs(change: Callable[[Array, Array, Array], tuple[Array, Array, Ar
     return {name: run_with_changed_inputs(name) for name in ("attention", "attention_gradients")}
 
 
-def replace_scoring(score: Callable[[Array, Array, float], Stages]) -> StepReplacements:
+def replace_score_function(score: Callable[[Array, Array, float], Stages]) -> StepReplacements:
     """Compute the scores by ``score(query, key, factor)``; the softcap applies to them."""
 
     def dot_scores(query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None) -> Stages:
@@ -355,7 +355,7 @@ def change_scores(change: Callable[[Array], Array]) -> StepReplacements:
         stages = backend.dot_scores(query, key, scale=factor)
         return stages | {"scores": change(stages["scores"])}
 
-    return replace_scoring(score)
+    return replace_score_function(score)
 
 
 def change_filled_logits(
@@ -402,7 +402,7 @@ def append_sinks(logits: Array, sinks: Array) -> Array:
     return np.concatenate([logits, column.astype(logits.dtype)], axis=-1)
 
 
-def replace_maximum(maximum: Callable[[Array], Array]) -> StepReplacements:
+def replace_row_maximum(maximum: Callable[[Array], Array]) -> StepReplacements:
     """Subtract ``maximum(scores)`` instead of a row's maximum, if the row has a key."""
 
     def row_maximum(scores: Array) -> Array:
@@ -499,7 +499,7 @@ def add_score_bias(scores: Array, score_bias: Array | None) -> Stages:
     return {"scores": scores if score_bias is None else scores + score_bias[:, np.newaxis, np.newaxis]}
 
 
-def use_product(product: MatrixProduct) -> StepReplacements:
+def replace_matrix_product(product: MatrixProduct) -> StepReplacements:
     """Use another product of matrices throughout, except for the additive score's."""
 
     def dot(query: Array, key: Array) -> Array:
@@ -521,7 +521,7 @@ def use_product(product: MatrixProduct) -> StepReplacements:
     }
 
 
-def use_grouped_product(product: MatrixProduct) -> StepReplacements:
+def replace_grouped_product(product: MatrixProduct) -> StepReplacements:
     """Multiply all query heads of a group with their shared head in one product, without repeating the head."""
 
     def dot(left: Array, right: Array) -> Array:
@@ -549,10 +549,10 @@ def recompute_weights(logits: Array, log_sum_exp: Array) -> Array:
 
 def replace_backward_weights(weights: Callable[[AttentionCall], Array]) -> StepReplacements:
     """Use other weights in the backward pass than those of the forward pass."""
-    return replace_gradient_steps(lambda call: {"attention": forward_with_weights(call, weights(call))})
+    return replace_gradient_steps(lambda call: {"attention": forward_pass_with_weights(call, weights(call))})
 
 
-def forward_with_weights(call: AttentionCall, weights: Array) -> StepFunction:
+def forward_pass_with_weights(call: AttentionCall, weights: Array) -> StepFunction:
     """Return a step that returns the stages of the forward pass, but with these weights."""
     stages = call.stages | {"weights": weights}
     return lambda *arrays, **keywords: stages
@@ -613,12 +613,12 @@ def replace_some_gradients(names: str | Iterable[str], steps: StepReplacements) 
     return {"attention_gradients": attention_gradients}
 
 
-def use_key_gradient_product(product: MatrixProduct) -> StepReplacements:
+def replace_key_gradient_product(product: MatrixProduct) -> StepReplacements:
     """Replace the sum over queries for the gradient of the keys."""
     return replace_some_gradients("grad_key", {"_sum_over_queries": product})
 
 
-def use_value_gradient_product(product: MatrixProduct) -> StepReplacements:
+def replace_value_gradient_product(product: MatrixProduct) -> StepReplacements:
     """Replace the sum over queries for the gradient of the values."""
     return replace_some_gradients("grad_value", {"_sum_over_queries": product})
 

@@ -108,7 +108,9 @@ def _shift_backward_causality(steps: int) -> StepReplacements:
     def backward_weights(call: AttentionCall) -> Array:
         if not call.is_causal:
             return call.weights
-        allowed = forms.allowed_keys_of_call(call, is_causal=False) & (forms.key_distance(call.weights) <= steps)
+        allowed = forms.allowed_keys_of_call(call, is_causal=False) & (
+            forms.key_minus_query_position(call.weights) <= steps
+        )
         return forms.recompute_weights(np.where(allowed, call.unmasked_logits, -np.inf), call.log_sum_exp)
 
     return forms.replace_backward_weights(backward_weights)
@@ -203,13 +205,13 @@ _register_gradient_fault(forms.change_value_gradient_weights, "value_gradient_fr
     "dropout of one weight in ten is active in the backward pass alone: pytorch#124464's kind",
     lambda call, weights: np.asarray(weights * (np.arange(weights.size).reshape(weights.shape) % 10 != 3)
         * np.asarray(1 / 0.9, weights.dtype)), stage="grad_value")
-_register_gradient_fault(forms.use_value_gradient_product, "value_gradient_without_queries_beyond_a_multiple_of_64",
+_register_gradient_fault(forms.replace_value_gradient_product, "value_gradient_without_queries_beyond_a_multiple_of_64",
     "the last tile of queries is dropped: FlagGems#898",
     _sum_first_queries(lambda queries: max(queries // 64 * 64, min(queries, 64))), stage="grad_value")
-_register_gradient_fault(forms.use_key_gradient_product, "key_gradient_of_the_first_64_queries",
+_register_gradient_fault(forms.replace_key_gradient_product, "key_gradient_of_the_first_64_queries",
     "the loop over tiles of queries runs once: pytorch#158212's kind", _sum_first_queries(lambda queries: 64),
     stage="grad_key")
-_register_gradient_fault(forms.use_key_gradient_product, "key_gradient_nan_from_padded_queries",
+_register_gradient_fault(forms.replace_key_gradient_product, "key_gradient_nan_from_padded_queries",
     "statistics of padding rows are not initialised: tilelang#2461, fla#892",
     lambda weights, rows: backend._sum_over_queries(weights, rows) * (np.nan if weights.shape[-2] % 16 else 1),
     stage="grad_key")
@@ -365,13 +367,13 @@ _register_pair_fault(forms.change_value_gradient_weights, "value_gradient_of_the
     lambda call, weights: weights if not call.is_causal or not call.has_shared_heads
         else np.where(_indices_along(weights, -3) % (weights.shape[1] // call.key.shape[1]) == 0, weights, 0),
         stage="grad_value")
-_register_pair_fault(forms.use_key_gradient_product, "key_gradient_behind_whole_tiles_of_64_zero",
+_register_pair_fault(forms.replace_key_gradient_product, "key_gradient_behind_whole_tiles_of_64_zero",
     "the last tile of keys is not written: FlagGems#898's kind",
     _zero_gradient_from(lambda keys: max(keys // 64 * 64, min(keys, 64))), stage="grad_key")
 _register_pair_fault("_sum_over_queries", "key_and_value_gradients_beyond_128_keys_zero",
     "the grid of the backward pass has one tile of 128 keys: pytorch#158212's kind",
     _zero_gradient_from(lambda keys: 128), stage="grad_key")
-_register_pair_fault(forms.use_value_gradient_product, "value_gradient_of_the_first_128_queries",
+_register_pair_fault(forms.replace_value_gradient_product, "value_gradient_of_the_first_128_queries",
     "the loop over tiles of queries runs once: pytorch#158212's kind",
     _sum_first_queries(lambda queries: 128), stage="grad_value")
 _register_pair_fault("attention_gradients._weighted_sum", "query_gradient_of_the_first_128_keys",

@@ -379,7 +379,7 @@ _register_head_fault("_merge_heads", "heads_and_batch_confused_on_merge", "(H, B
     lambda context: backend._merge_heads(context.swapaxes(0, 1).reshape(context.shape)))
 _register_value_fault(forms.change_values, "two_values_swapped", "two rows of the value change places",
     lambda value: value[..., [1, 0, *range(2, value.shape[-2])], :] if value.shape[-2] > 1 else value)
-_register_value_fault(forms.change_inputs, "value_cut_to_the_key_width",
+_register_value_fault(forms.change_query_key_value, "value_cut_to_the_key_width",
     "the output has width D for Dv: pytorch#176767",
     lambda query, key, value: (query, key, value[..., : min(key.shape[-1], value.shape[-1])]))
 _register_group_fault(forms.replace_attention_steps, "mask_of_batch_entries_taken_for_groups",

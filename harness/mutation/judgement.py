@@ -29,7 +29,7 @@ from attncheck.spec.verdicts import Verdict
 NUMERIC_TIERS = frozenset({str(Tier.PROVEN), str(Tier.STATISTICAL), str(Verdict.NONFINITE)})
 """The tiers of wrong numbers: a wrong form or an error has no cause that its numbers could name."""
 
-REFERENCE_CLASSES: Mapping[str, str] = EAGER
+REFERENCE_ROUNDING_MODELS: Mapping[str, str] = EAGER
 """The dtypes in which variants are judged, and the reference's rounding model in each.
 
 NumPy adds products of float16 up in float32, and so the numbers of a row. Of bfloat16 it knows nothing: what is judged
@@ -42,7 +42,7 @@ class StageResult(NamedTuple):
 
     ``tier`` is the bound that a fault exceeds: proven, statistical, or the verdict on form or NaN; None if the stage
     agrees. ``begins_error`` is false if the stage only inherits its error from one before it. ``ratio`` is the largest
-    error over its bound. Each of the ``RULES`` is true if it rejects the stage.
+    error over its bound. Each of the ``TOLERANCE_RULES`` is true if it rejects the stage.
     """
 
     stage: str
@@ -59,7 +59,7 @@ class StageResult(NamedTuple):
         return self.tier is not None
 
 
-RULES = ("assert_close", "allclose", "rtol_1e_3")
+TOLERANCE_RULES = ("assert_close", "allclose", "rtol_1e_3")
 StageResults = tuple[StageResult, ...]
 """The judged stages of one evaluation; a single one without a name if it raised an error."""
 
@@ -105,7 +105,9 @@ class VariantRow(NamedTuple):
             [finding.ratio for finding in results if finding.ratio is not None],
         )
         largest = max((ratio for ratio in ratios if not math.isnan(ratio)), default=math.nan)
-        rejects = frozenset(rule for rule in ("caught", *RULES) if any(getattr(finding, rule) for finding in results))
+        rejects = frozenset(
+            rule for rule in ("caught", *TOLERANCE_RULES) if any(getattr(finding, rule) for finding in results)
+        )
         if wrong is None:
             return cls(subject, *unit, None, "", math.nan, largest, rejects)
         ratio = math.nan if wrong.ratio is None else wrong.ratio
@@ -133,7 +135,7 @@ def rejected_by_rules(result: Array, exact: Array, dtype: str) -> dict[str, bool
     To nearest in float64 and then once more: off by one unit in the last place where the first hits a midpoint.
     """
     if result.shape != exact.shape:
-        return dict.fromkeys(RULES, True)
+        return dict.fromkeys(TOLERANCE_RULES, True)
     with np.errstate(over="ignore"):
         wide, truth = result.astype(np.float64), exact.astype(numpy_dtype(dtype)).astype(np.float64)
     same, finite = wide == truth, np.isfinite(wide) & np.isfinite(truth)
@@ -142,7 +144,7 @@ def rejected_by_rules(result: Array, exact: Array, dtype: str) -> dict[str, bool
         return {
             name: not bool(np.all(same | (finite & (distance <= absolute + relative * np.abs(truth)))))
             for name, (relative, absolute) in zip(
-                RULES, (_ASSERT_CLOSE_TOLERANCES[dtype], (1e-5, 1e-8), (1e-3, 1e-7)), strict=True
+                TOLERANCE_RULES, (_ASSERT_CLOSE_TOLERANCES[dtype], (1e-5, 1e-8), (1e-3, 1e-7)), strict=True
             )
         }
 

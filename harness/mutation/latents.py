@@ -137,7 +137,7 @@ def _softmax_without_maximum(scores: Array) -> Stages:
     return {"weights": powers / np.where(total == 0, 1, total), "log_sum_exp": np.log(total)[..., 0]}
 
 
-def _weights_by_the_larger_part(scores: Array) -> Array:
+def _merge_weights_by_larger_part(scores: Array) -> Array:
     """Merge one part after the other, and weigh the earlier ones only by the largest of them."""
     weights, running = np.zeros_like(scores), scores[..., :1]
     weights[..., :1] = ~np.isneginf(running)
@@ -362,7 +362,7 @@ _register_merge_fault(_replace_merge_weights, "nothing_at_all_gives_nan",
     lambda scores: np.where(np.isneginf(scores).all(axis=-1, keepdims=True), np.nan,
         backend.softmax(scores)["weights"]), diagnosis="empty-rows-nan")
 _register_merge_fault(_replace_merge_weights, "running_log_sum_exp_is_the_larger_one",
-    "a merge of two keeps the larger log-sum-exp: the next part weighs too much", _weights_by_the_larger_part)
+    "a merge of two keeps the larger log-sum-exp: the next part weighs too much", _merge_weights_by_larger_part)
 _register_merge_fault(_replace_merge_weights, "parts_not_normalised",
               "structure: each part is scaled to the maximum, and never to the sum",
     lambda scores: np.asarray(np.exp(scores - _finite_maximum(scores))))

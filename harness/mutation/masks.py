@@ -192,7 +192,7 @@ _ALIBI_TOLERANCE = 2.0**-6
 """A slope and its products are rounded to the dtype."""
 
 
-def _change_alibi(change: Callable[[Array, Array, Array], Array]) -> StepReplacements:
+def _change_alibi_bias(change: Callable[[Array, Array, Array], Array]) -> StepReplacements:
     """Replace ALiBi by another bias, (H, Lq, T): ``change(slopes, query, key)`` by positions; leave other biases."""
 
     def changed_bias(bias: Array, scores: Array) -> Array:
@@ -222,7 +222,7 @@ def _alibi_slopes_and_offset(bias: Array) -> tuple[Array, int] | None:
 
 def _change_alibi_slopes(change: Callable[[Array], Array]) -> StepReplacements:
     """Replace the slopes of ALiBi by ``change(slopes)``, (H)."""
-    return _change_alibi(lambda slopes, query, key: -change(slopes.ravel())[:, None, None] * np.abs(query - key))
+    return _change_alibi_bias(lambda slopes, query, key: -change(slopes.ravel())[:, None, None] * np.abs(query - key))
 
 
 def _round_down_to_power_of_two(number: int) -> int:
@@ -534,13 +534,13 @@ _register_bias_fault(_change_alibi_slopes, "alibi_slopes_begin_with_one",
 _register_bias_fault(_change_alibi_slopes, "alibi_slopes_sorted",
     "slopes in order for every number of heads: CROMA#12, TensorRT-LLM#1611",
     lambda slopes: np.sort(slopes)[::-1])
-_register_bias_fault(_change_alibi, "alibi_of_the_keys_alone",
+_register_bias_fault(_change_alibi_bias, "alibi_of_the_keys_alone",
     "the slope times the key's position: right but with sinks, as rows are shifted",
     lambda slopes, query, key: np.asarray(slopes * (key + 0 * query)))
-_register_bias_fault(_change_alibi, "alibi_without_magnitude",
+_register_bias_fault(_change_alibi_bias, "alibi_without_magnitude",
     "a signed distance, which rewards later keys where nothing forbids them",
     lambda slopes, query, key: np.asarray(slopes * (key - query)))
-_register_bias_fault(_change_alibi, "alibi_from_the_first_new_key",
+_register_bias_fault(_change_alibi_bias, "alibi_from_the_first_new_key",
     "distances that do not count the past: flash-attention#907's kind",
     lambda slopes, query, key: np.asarray(-slopes * np.abs(query - query[0] - key)))
 _register_bias_fault(_change_bias_distances, "relative_distance_of_the_other_sign",

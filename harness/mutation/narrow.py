@@ -18,7 +18,7 @@ import numpy as np
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import Stages
 from attncheck.mutation import forms, kernel
-from attncheck.mutation.blocks import attend_in_parts, cut_evenly, part_weights
+from attncheck.mutation.blocks import attend_in_parts, cut_keys_evenly, part_weights
 from attncheck.mutation.kernel import (
     Array,
     MatrixProduct,
@@ -71,22 +71,22 @@ _register_wide_statistics_fault = partial(
 def _average_by_exponentials(store: Rounding) -> StepReplacements:
     """Average with exponentials as they are, in 16 bits, and divide last."""
 
-    def average(logits: Array, weights: Array, value: Array) -> Array:
+    def average_exponentials(logits: Array, weights: Array, value: Array) -> Array:
         exponentials = store(np.exp(logits))
         total = backend._row_sum(exponentials)
         return np.asarray(exponentials @ value / np.where(total == 0, 1, total))
 
-    return forms.replace_average(average)
+    return forms.replace_average(average_exponentials)
 
 
 def _merge_by_growing_exponential(store: Rounding) -> StepReplacements:
     """Merge two parts of the keys as L1 + log(1 + e^(L2 - L1)), the exponential in the format of the ends."""
 
-    def merge(maxima: Array, statistics: Array) -> Array:
+    def weights_of_two_parts(maxima: Array, statistics: Array) -> Array:
         grown = store(np.exp(statistics[..., 1:] - statistics[..., :1]))
         return np.asarray(np.concatenate([np.ones_like(grown), grown], axis=-1) / (1 + grown))
 
-    return attend_in_parts(cut_evenly(2, min_keys=32), merge)
+    return attend_in_parts(cut_keys_evenly(2, min_keys=32), weights_of_two_parts)
 
 
 def _log_sum_exp_of_rounded_exponentials(store: Rounding) -> StepReplacements:
@@ -176,7 +176,7 @@ def _truncated_sum(parts: Array) -> Array:
     return kernel.round_to_bits(np.asarray(parts.sum(axis=0)), _FLOAT32_SIGNIFICAND_BITS, truncate=True)
 
 
-def steps_with_product(product: MatrixProduct) -> StepReplacements:
+def replace_all_products(product: MatrixProduct) -> StepReplacements:
     """Use another product of matrices wherever there is one."""
 
     def additive_scores(
@@ -186,12 +186,12 @@ def steps_with_product(product: MatrixProduct) -> StepReplacements:
         shifted = np.tanh(hidden if score_bias is None else hidden + score_bias)
         return {"scores": product(shifted, score_vector[:, np.newaxis])[..., 0]}
 
-    return {**forms.use_product(product), "additive_scores": additive_scores}
+    return {**forms.replace_matrix_product(product), "additive_scores": additive_scores}
 
 
 def variant_with_product(product: MatrixProduct) -> BackendVariant:
     """Return attention by another product of matrices."""
-    return BackendVariant(steps_with_product(product))
+    return BackendVariant(replace_all_products(product))
 
 
 def _fused_kernel_steps(product: MatrixProduct, block: int) -> StepReplacements:
@@ -201,12 +201,12 @@ def _fused_kernel_steps(product: MatrixProduct, block: int) -> StepReplacements:
         # Sum g o over the columns, as an einsum that becomes a product of matrices.
         rows = product(call.grad_output[..., np.newaxis, :], call.stages["output"][..., :, np.newaxis])
         return {
-            "attention": forms.forward_with_weights(call, forms.recompute_weights(call.logits, call.log_sum_exp)),
+            "attention": forms.forward_pass_with_weights(call, forms.recompute_weights(call.logits, call.log_sum_exp)),
             "_row_sum": lambda terms: np.asarray(rows[..., 0]),
         }
 
     return {
-        **steps_with_product(product),
+        **replace_all_products(product),
         **forms.OnlineSoftmax(block, product=product).steps,
         **forms.replace_gradient_steps(backward_steps),
     }
@@ -221,10 +221,10 @@ def _sequential_product(store: Rounding) -> MatrixProduct:
 
 def _replace_backward_product(product: MatrixProduct) -> StepReplacements:
     """Run the backward pass by another product, and the forward pass in TF32."""
-    back = forms.use_product(product)
+    back = forms.replace_matrix_product(product)
     names = ("_dot", "_weighted_sum", "_sum_over_queries")
     return {
-        **steps_with_product(rounded_product(round_to_tf32)),
+        **replace_all_products(rounded_product(round_to_tf32)),
         **{f"attention_gradients.{name}": back[name] for name in names},
     }
 
@@ -348,17 +348,18 @@ _register_16_bit_fault("raw_scores_stored_in_16_bits",
 _register_16_bit_fault("output_stored_in_16_bits_between_tiles", "the accumulator has the output's type",
     lambda store: forms.OnlineSoftmax(64, store=store).steps)
 _register_16_bit_fault("query_scaled_in_16_bits", "structure: the scaled query is stored again",
-    lambda store: forms.replace_scoring(lambda query, key, factor: {"scores": backend._dot(store(
+    lambda store: forms.replace_score_function(lambda query, key, factor: {"scores": backend._dot(store(
         query * factor), key)}))
 _register_16_bit_fault("scale_rounded_to_16_bits", "structure: the scale is an array of the inputs' type",
-    lambda store: forms.replace_scoring(lambda query, key, factor:
+    lambda store: forms.replace_score_function(lambda query, key, factor:
         backend.dot_scores(query, key, scale=float(store(np.array(factor, np.float32))))))
 _register_16_bit_fault("biased_scores_stored_in_16_bits", "scores and bias are added in 16 bits: vllm#945's kind",
     lambda store: forms.replace_bias_addition(lambda scores, bias, masks: store(scores + bias)))
 _register_16_bit_fault("shifted_scores_stored_in_16_bits", "structure: s - m is stored for the exponential",
     lambda store: {"_softmax_with_sinks.np": numpy_with(exp=lambda shifted: np.exp(store(shifted)))})
 _register_16_bit_fault("subnormal_inputs_flushed", "structure: 16-bit loads flush to zero",
-    lambda store: forms.change_inputs(lambda query, key, value: (_flush_subnormals(query), _flush_subnormals(key),
+    lambda store: forms.change_query_key_value(lambda query, key, value: (_flush_subnormals(query),
+        _flush_subnormals(key),
         _flush_subnormals(value))),
     dtypes=_FLOAT16_ONLY)
 _register_16_bit_fault("subnormal_weights_flushed", "structure: P V flushes small weights",
@@ -398,22 +399,22 @@ _register_16_bit_fault("backward_weights_by_a_quotient_of_exponentials",
         np.exp(call.logits) / np.exp(call.log_sum_exp))),
     stage="grad_query", dtypes=("float32", *kernel.NARROW_DTYPES), diagnosis="fill-minus-infinity")
 for _name, _why, _steps, _rounding_model in (
-    ("tf32_products", "factors rounded to TF32, sums in float32", steps_with_product(rounded_product(round_to_tf32)),
+    ("tf32_products", "factors rounded to TF32, sums in float32", replace_all_products(rounded_product(round_to_tf32)),
      "tf32_products"),
     ("tf32_products_cut_off", "a unit that reads ten bits of the fraction, and cuts sums of four products off",
-        steps_with_product(rounded_product(kernel.truncate_to_tf32, _PRODUCT_BY_FOUR)), "tf32_products"),
+        replace_all_products(rounded_product(kernel.truncate_to_tf32, _PRODUCT_BY_FOUR)), "tf32_products"),
     ("tf32_products_in_blocks_of_keys",
         "a fused kernel with factors cut off to TF32, sums of eight products cut off",
         _fused_kernel_steps(rounded_product(kernel.truncate_to_tf32, _PRODUCT_BY_EIGHT), 64), "tf32_products"),
     ("bfloat16_products", "factors rounded to bfloat16, sums in float32",
-        steps_with_product(rounded_product(round_to_bfloat16)), "bf16_products"),
+        replace_all_products(rounded_product(round_to_bfloat16)), "bf16_products"),
     ("bfloat16_products_cut_off", "factors cut off to bfloat16, sums of eight products cut off",
-        steps_with_product(rounded_product(kernel.truncate_to_bfloat16, _PRODUCT_BY_EIGHT)), "bf16_products"),
+        replace_all_products(rounded_product(kernel.truncate_to_bfloat16, _PRODUCT_BY_EIGHT)), "bf16_products"),
     ("bfloat16_products_in_blocks_of_keys", "a fused kernel with factors rounded to bfloat16",
         _fused_kernel_steps(rounded_product(round_to_bfloat16), 16), "bf16_products"),
     ("bfloat16_products_in_three_passes",
         "each factor is the sum of two of bfloat16; the product of both lesser parts is left out",
-        steps_with_product(two_part_product(round_to_bfloat16)), "bf16x3_products"),
+        replace_all_products(two_part_product(round_to_bfloat16)), "bf16x3_products"),
     ("bfloat16_products_in_three_passes_cut_off", "the same with factors and sums cut off",
         _fused_kernel_steps(two_part_product(kernel.truncate_to_bfloat16, _PRODUCT_BY_FOUR), 16), "bf16x3_products"),
 ):
@@ -422,27 +423,27 @@ for _name, _why, _steps, _rounding_model in (
 # Rows, laid out by hand: a product that is coarser than the class that it claims, and what it does instead.
 for _claimed, _name, _defect, _form, _product in (
     ("tf32_products", "bfloat16_products_for_tf32", "one pass of bfloat16 where TF32 is asked for",
-        steps_with_product, rounded_product(round_to_bfloat16)),
+        replace_all_products, rounded_product(round_to_bfloat16)),
     ("tf32_products", "bfloat16_weights_for_tf32", "P V alone is taken in bfloat16",
-        lambda product: {**steps_with_product(rounded_product(round_to_tf32)), "attention._weighted_sum": product},
+        lambda product: {**replace_all_products(rounded_product(round_to_tf32)), "attention._weighted_sum": product},
         rounded_product(round_to_bfloat16)),
     ("tf32_products", "tf32_backward_sums_in_bfloat16", "running sums are kept in bfloat16 in the backward pass alone",
         _replace_backward_product, rounded_product(round_to_tf32, _sequential_product(round_to_bfloat16))),
     ("tf32_products", "tf32_sums_in_bfloat16", "running sums are kept in bfloat16",
-        steps_with_product, rounded_product(round_to_tf32, _sequential_product(round_to_bfloat16))),
+        replace_all_products, rounded_product(round_to_tf32, _sequential_product(round_to_bfloat16))),
     ("tf32_products", "float16_products_for_tf32",
         "TF32's bits with float16's range: above 65504 is infinity, small numbers lose bits",
-        steps_with_product, rounded_product(kernel.round_to_float16)),
+        replace_all_products, rounded_product(kernel.round_to_float16)),
     ("bf16_products", "bfloat16_sums_in_bfloat16", "running sums are kept in bfloat16, as its factors are",
-        steps_with_product, rounded_product(round_to_bfloat16, _sequential_product(round_to_bfloat16))),
+        replace_all_products, rounded_product(round_to_bfloat16, _sequential_product(round_to_bfloat16))),
     ("bf16_products", "float16_products_for_bfloat16", "more bits than bfloat16 has, and less range",
-        steps_with_product, rounded_product(kernel.round_to_float16)),
+        replace_all_products, rounded_product(kernel.round_to_float16)),
     ("bf16x3_products", "one_pass_of_bfloat16_for_three", "the lesser parts are forgotten",
-        steps_with_product, rounded_product(round_to_bfloat16)),
+        replace_all_products, rounded_product(round_to_bfloat16)),
     ("bf16x3_products", "two_passes_of_bfloat16_for_three", "the lesser part of one factor is forgotten",
-        steps_with_product, lambda left, right: two_part_product(round_to_bfloat16)(round_to_bfloat16(left), right)),
+        replace_all_products, lambda left, right: two_part_product(round_to_bfloat16)(round_to_bfloat16(left), right)),
     ("bf16x3_products", "tf32_products_for_three_of_bfloat16", "one pass of TF32 for three of bfloat16",
-        steps_with_product, rounded_product(round_to_tf32)),
+        replace_all_products, rounded_product(round_to_tf32)),
 ):
     register_fault("products", _form, _name, _defect, _product, stage="query", **_FLOAT32_ROUNDING_FIELDS,
         rounding_models={"float32": _claimed})

@@ -32,9 +32,9 @@ from attncheck.mutation.judgement import (
     MAX_WRONGLY_NAMED_SHARE,
     NOT_NAMED,
     NUMERIC_TIERS,
-    REFERENCE_CLASSES,
+    REFERENCE_ROUNDING_MODELS,
     RIGHTLY,
-    RULES,
+    TOLERANCE_RULES,
     WRONGLY,
     VariantRow,
     diagnoses_by_subject,
@@ -193,7 +193,7 @@ def run_mutants(
         for case in cases
         for seed in (seeds if case.random is not None else seeds[:1])
         for dtype in case.dtypes
-        if dtype in REFERENCE_CLASSES
+        if dtype in REFERENCE_ROUNDING_MODELS
     ]
     units.sort(
         key=lambda unit: max(unit.score_count, MAX_SCORES_FOR_ALL_FAULTS)
@@ -401,7 +401,7 @@ def _subject_row(
         "stages": ", ".join(stage for stage in ("", *STAGES) if stage in stages),
         "first_case": min(cases, default=""),
         "largest_ratio": max(ratios, default=math.nan),
-        **{rule: any(rule in evaluation.rejects for evaluation in evaluations) for rule in RULES},
+        **{rule: any(rule in evaluation.rejects for evaluation in evaluations) for rule in TOLERANCE_RULES},
         "named": ", ".join(said),
         "how_named": "" if isinstance(subject, Mutant) and subject.is_generated else judge_diagnosis(subject, said),
         "description": subject.description,
@@ -421,7 +421,7 @@ def _rule_frame(evaluations: VariantRows, subjects: Sequence[Subject], dtypes: S
         faults = [(subject, group) for subject, group in groups if isinstance(subject, Mutant)]
         controls = [evaluation for subject, group in groups if isinstance(subject, Control) for evaluation in group]
         mutants = sum(_is_counted(subject, dtype, reached=bool(group)) for subject, group in faults)
-        for rule in ("caught", *RULES):
+        for rule in ("caught", *TOLERANCE_RULES):
             caught = sum(
                 any(evaluation.complete and rule in evaluation.rejects for evaluation in group) for _, group in faults
             )

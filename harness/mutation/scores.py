@@ -566,17 +566,17 @@ for _format, _seen in (("float16", ": metal-flash-attention#8"), ("bfloat16", ""
         f"P V with {_format} running sums{_seen}",
         partial(kernel.sequential_matmul, store=getattr(kernel, f"round_to_{_format}")), stage="context",
         **ROUNDING_FIELDS)
-_register_softmax_fault(forms.replace_maximum, "maximum_not_subtracted", "exp overflows above 88 (709 in float64)",
+_register_softmax_fault(forms.replace_row_maximum, "maximum_not_subtracted", "exp overflows above 88 (709 in float64)",
     lambda logits: np.zeros_like(backend._row_maximum(logits)))
 _register_softmax_fault(forms.replace_attention_steps, "maximum_over_masked_keys",
     "the maximum includes what is masked: everything kept underflows",
     lambda call: {"_softmax_with_sinks": rebind_globals(
-        backend._softmax_with_sinks, **forms.replace_maximum(lambda logits:
+        backend._softmax_with_sinks, **forms.replace_row_maximum(lambda logits:
         backend._row_maximum(call.unmasked_logits)))})
-_register_softmax_fault(forms.replace_maximum, "maximum_starts_at_zero",
+_register_softmax_fault(forms.replace_row_maximum, "maximum_starts_at_zero",
     "the running maximum starts at 0: rows far below it underflow",
     lambda logits: np.maximum(backend._row_maximum(logits), 0))
-_register_softmax_fault(forms.replace_maximum, "maximum_starts_at_minus_5e4",
+_register_softmax_fault(forms.replace_row_maximum, "maximum_starts_at_minus_5e4",
     "a finite sentinel for -inf: flashinfer#4267",
     lambda logits: np.asarray(np.maximum(backend._row_maximum(logits), np.asarray(-5e4, logits.dtype))))
 _register_softmax_fault(_replace_exponential, "exp_with_coarse_log2e", "exp2(1.4427 x): five digits of log2(e)",
@@ -610,7 +610,7 @@ _register_denominator_fault(_ROW_SUM_STEP, "sum_without_its_smallest_terms",
     lambda exponentials: backend._row_sum(np.where(exponentials < 1e-4, 0, exponentials)), dtypes=WIDE_DTYPES)
 _register_precision_fault(forms.change_weights, "small_weights_dropped", "weights below 1e-5 are skipped as negligible",
     lambda weights: np.where(weights < 1e-05, 0, weights), dtypes=WIDE_DTYPES)
-_register_precision_fault(forms.change_inputs, "inputs_in_float32",
+_register_precision_fault(forms.change_query_key_value, "inputs_in_float32",
     "float64 attention computed from float32 inputs: jax#37422's kind",
     lambda query, key, value: (kernel.round_to_float32(query), kernel.round_to_float32(key),
         kernel.round_to_float32(value)),

@@ -27,7 +27,7 @@ from attncheck.judging.exact_stages import Stages, digest_array
 from attncheck.judging.judge_stages import StageJudgement, judge_stage, sort_stages, well_formed_stages
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.mutation.forms import ReadingFault
-from attncheck.mutation.judgement import REFERENCE_CLASSES, StageResult, StageResults, judge_stage_result
+from attncheck.mutation.judgement import REFERENCE_ROUNDING_MODELS, StageResult, StageResults, judge_stage_result
 from attncheck.mutation.mutant import (
     REFERENCE_NAME,
     BackendVariant,
@@ -142,7 +142,7 @@ class UnitScorer:
         return self._evidence.get(known)
 
     def _rounding_model_of(self, subject: Subject) -> str:
-        return subject.rounding_models.get(self.unit.dtype) or REFERENCE_CLASSES[self.unit.dtype]
+        return subject.rounding_models.get(self.unit.dtype) or REFERENCE_ROUNDING_MODELS[self.unit.dtype]
 
     @cached_property
     def _reference_run(self) -> tuple[ReferenceRun, Fingerprint]:

@@ -57,7 +57,7 @@ class DesignRequest:
     tile: int = _BUNDLED_TILE
 
     @property
-    def entry(self) -> UserImplementation:
+    def user_implementation(self) -> UserImplementation:
         """The user's function. Raises ``UsageError`` for a bundled implementation."""
         entry = self.implementation.entry
         if not isinstance(entry, UserImplementation):
@@ -67,27 +67,30 @@ class DesignRequest:
     @property
     def operation(self) -> str:
         """The operation of the function. Raises ``UsageError`` if there is no design for it."""
-        operation = next((name for name in DESIGNED_OPERATIONS if name in self.entry.parameters), None)
+        operation = next((name for name in DESIGNED_OPERATIONS if name in self.user_implementation.parameters), None)
         if operation is None:
-            has = join_words(self.entry.parameters) or "a program, which says nothing of what it takes"
-            raise UsageError(f"designs are made for {join_words(DESIGNED_OPERATIONS)}; {self.entry.name} has {has}")
+            has = join_words(self.user_implementation.parameters) or "a program, which says nothing of what it takes"
+            raise UsageError(
+                f"designs are made for {join_words(DESIGNED_OPERATIONS)}; {self.user_implementation.name} has {has}"
+            )
         return operation
 
     @property
     def parameters(self) -> Parameters:
         """The parameters of the function."""
-        return self.entry.parameters[self.operation]
+        return self.user_implementation.parameters[self.operation]
 
     @property
     def requirements(self) -> Requirements:
         """The shapes that it takes."""
-        return Requirements.of(self.entry.requirements.get(self.operation) or {})
+        return Requirements.of(self.user_implementation.requirements.get(self.operation) or {})
 
     @property
     def command(self) -> str:
         """The command that makes the design again."""
         widths = f" --widths {','.join(map(str, self.widths))}" if self.widths else ""
-        return f"attncheck design {' '.join(self.entry.given)} --strength {self.strength}{widths} --tile {self.tile}"
+        given = " ".join(self.user_implementation.given)
+        return f"attncheck design {given} --strength {self.strength}{widths} --tile {self.tile}"
 
 
 def format_design(request: DesignRequest) -> str:
@@ -106,7 +109,7 @@ def format_design(request: DesignRequest) -> str:
         _width_levels(request),
         _adapt_lengths_to_tile(factors[_LENGTH_FACTOR], request.tile),
     )
-    if request.entry.capabilities.get("grouped_heads") is False:
+    if request.user_implementation.capabilities.get("grouped_heads") is False:
         factors[_SHARING_FACTOR] = {
             name: level for name, level in factors[_SHARING_FACTOR].items() if len({*level.values()}) == 1
         }
@@ -229,9 +232,9 @@ def _width_levels(request: DesignRequest) -> dict[str, LevelValues]:
         takes = (
             requirements.width_limits_text if has_limits else f"no width of {refused}; the next larger one is {larger}"
         )
-        raise UsageError(f"--widths {','.join(map(str, wanted))}: {request.entry.name} takes {takes}")
+        raise UsageError(f"--widths {','.join(map(str, wanted))}: {request.user_implementation.name} takes {takes}")
     levels: dict[str, LevelValues] = {f"width {width}": {"width": width, "value_width": width} for width in widths}
-    if requirements.value_width is None and request.entry.capabilities.get("value_width") is not False:
+    if requirements.value_width is None and request.user_implementation.capabilities.get("value_width") is not False:
         value_width = widths[0] if len(widths) > 1 else requirements.width(widths[0] + 1) or requirements.width(1)
         levels["values of another width"] = {"width": widths[-1], "value_width": value_width}
     return {label: level for label, level in levels.items() if label[0] == "w" or len({*level.values()}) == 2}

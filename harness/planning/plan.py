@@ -58,13 +58,13 @@ _MAX_CACHED_CONVERSIONS = 32
 class Unit:
     """One case in one dtype, which is judged at once: its ``position`` in the plan, and the ``case_index``.
 
-    ``in_standard`` is true if modes that compile each case separately run it, too.
+    ``is_standard`` is true if modes that compile each case separately run it, too.
     """
 
     position: int
     case_index: int
     dtype: str
-    in_standard: bool = True
+    is_standard: bool = True
 
 
 class Plan:
@@ -77,10 +77,10 @@ class Plan:
         exact_inputs = lru_cache(maxsize=_MAX_CACHED_INPUTS)(lambda case: make_exact_inputs(cases[case]))
 
         @lru_cache(maxsize=_MAX_CACHED_CONVERSIONS)
-        def converted_inputs(case: int, dtype: str) -> RoundedInputs:
-            inputs = convert_inputs(cases[case], exact_inputs(case), dtype)
+        def converted_inputs(case_index: int, dtype: str) -> RoundedInputs:
+            inputs = convert_inputs(cases[case_index], exact_inputs(case_index), dtype)
             # Only expected numbers are compared with the radii, which outweigh the inputs in a message.
-            return inputs if cases[case].expected else replace(inputs, radius={})
+            return inputs if cases[case_index].expected else replace(inputs, radius={})
 
         self._converted_inputs: Callable[[int, str], RoundedInputs] = converted_inputs
 
@@ -110,7 +110,7 @@ class Plan:
 
     def with_standard_units(self, positions: Collection[int]) -> Plan:
         """Limit modes that compile each case separately to the units at these positions of the plan."""
-        units = [replace(unit, in_standard=index in positions) for index, unit in enumerate(self.units)]
+        units = [replace(unit, is_standard=index in positions) for index, unit in enumerate(self.units)]
         return Plan(self.cases, units)
 
     def keep_units(self, units: Collection[tuple[str, str]]) -> Plan:
@@ -124,8 +124,8 @@ class Plan:
     @property
     def standard_case_count(self) -> int:
         """The number of cases for modes that compile each case separately; 0 if these run all units."""
-        standard = {unit.case_index for unit in self.units if unit.in_standard}
-        return len(standard) if any(not unit.in_standard for unit in self.units) else 0
+        standard = {unit.case_index for unit in self.units if unit.is_standard}
+        return len(standard) if any(not unit.is_standard for unit in self.units) else 0
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -280,7 +280,7 @@ def standard_unit_positions(cases: Sequence[Case], case_dtype_pairs: Sequence[tu
     All documents are chosen, and the units that were measured to catch faults. Further units are added until every
     feature that occurs in any unit occurs in a chosen one.
     """
-    recorded = recorded_units()
+    recorded = recorded_dtypes_by_case()
     of_case = {number: cases[number] for number in dict.fromkeys(case for case, _ in case_dtype_pairs)}
     chosen = {
         position
@@ -303,7 +303,7 @@ def unit_features(cases: Mapping[int, Case], units: Sequence[tuple[int, str]]) -
 
 
 @lru_cache(maxsize=1)
-def recorded_units() -> Mapping[str, Sequence[str]]:
+def recorded_dtypes_by_case() -> Mapping[str, Sequence[str]]:
     """Return the dtypes in which bundled cases were measured to catch faults, by the id of the case."""
     text = files("attncheck.cases").joinpath(RECORDED_UNITS_FILE).read_text(encoding="utf-8")
     units: Mapping[str, Sequence[str]] = json.loads(text)

@@ -28,7 +28,7 @@ from attncheck.properties.variants import (
     SessionVariant,
     allowed_keys,
     call_returning,
-    change_along,
+    change_along_axes,
     has_head_axis,
     input_axis,
     lengths_by_letter,
@@ -52,7 +52,7 @@ _ORDER_SEED = 20
 _POSITION_ARGUMENTS = ("is_causal", "window", "key_lengths", "rotary_cos", "query_offsets")
 
 
-def stages_along(problem: Problem, letter: str) -> tuple[str, ...]:
+def result_stages_along_axis(problem: Problem, letter: str) -> tuple[str, ...]:
     """Return the results with an axis of this letter: results that are summed over it cannot be compared."""
     optional = input_of_optional_gradients(problem.operation)
     return tuple(
@@ -68,15 +68,15 @@ def batch_invariant(problem: Problem) -> Sequence[AnyVariant]:
     entries = lengths_by_letter(problem).get("B", 1)
     if entries < 2:
         raise NotApplicable("the case has a batch of one")
-    stages = stages_along(problem, "B")
+    stages = result_stages_along_axis(problem, "B")
     if not stages:
         raise NotApplicable("no result has an axis of the batch")
     alone = tuple(
-        FurtherCall(f"batch entry {entry} alone", change_along(problem, {"B": take_indices([entry])}))
+        FurtherCall(f"batch entry {entry} alone", change_along_axes(problem, {"B": take_indices([entry])}))
         for entry in range(entries)
     )
     order = np.roll(np.arange(entries), 1)
-    rolled = FurtherCall("the entries in another order", change_along(problem, {"B": take_indices(order)}))
+    rolled = FurtherCall("the entries in another order", change_along_axes(problem, {"B": take_indices(order)}))
     return (
         PropertyVariant("each batch entry alone", alone, concatenate_along(problem, "B"), stages=stages),
         PropertyVariant("another place in the batch", (rolled,), _restore_order(problem, {"B": order}), stages=stages),
@@ -129,14 +129,14 @@ def heads_permuted(problem: Problem) -> Sequence[AnyVariant]:
     changes: dict[str, ArrayChange] = {letter: take_indices(order) for letter, order in orders.items()}
     return (
         _single_call_variant(
-            "the heads in another order", change_along(problem, changes), _restore_order(problem, orders)
+            "the heads in another order", change_along_axes(problem, changes), _restore_order(problem, orders)
         ),
     )
 
 
 def keys_permuted(problem: Problem) -> Sequence[AnyVariant]:
     """Compute with keys in another order, together with all inputs along keys."""
-    require_arguments(problem, lacks=(*_POSITION_ARGUMENTS, "past_key", "cu_seqlens_k"))
+    require_arguments(problem, forbidden=(*_POSITION_ARGUMENTS, "past_key", "cu_seqlens_k"))
     keys = lengths_by_letter(problem).get("Lk", 0)
     if keys < 2 or not any("Lk" in spec.axes for spec in problem.specs.values()):
         raise NotApplicable("the case has no keys to put in another order")
@@ -147,7 +147,7 @@ def keys_permuted(problem: Problem) -> Sequence[AnyVariant]:
     return tuple(
         _single_call_variant(
             description,
-            change_along(problem, dict.fromkeys(("Lk", "T"), take_indices(order))),
+            change_along_axes(problem, dict.fromkeys(("Lk", "T"), take_indices(order))),
             _restore_order(problem, {"Lk": order, "T": order}),
         )
         for description, order in orders.items()
@@ -156,15 +156,15 @@ def keys_permuted(problem: Problem) -> Sequence[AnyVariant]:
 
 _ADDED_COUNT = 5
 """The number of added keys and queries: no multiple of any tile."""
-_PARTS_OF_PREFIX = (1, 2, 7)
+_PREFIX_PART_COUNTS = (1, 2, 7)
 """Numbers of cached parts: one, two, and many, whose lengths mostly differ. A choice."""
-_PARTS_OF_KEYS = (2, 3)
+_KEY_PART_COUNTS = (2, 3)
 """Numbers of parts that are merged: two, and three for implementations that merge one after the other. A choice."""
 
 
 def padding(problem: Problem) -> Sequence[AnyVariant]:
     """Add keys that are masked, keys beyond the lengths, and queries whose output is dropped."""
-    require_arguments(problem, has=("key",), lacks=("rotary_cos", "cu_seqlens_k"))
+    require_arguments(problem, required=("key",), forbidden=("rotary_cos", "cu_seqlens_k"))
     if problem.options.get("alignment") == "bottom_right":
         raise NotApplicable("positions count from the last key, which would be another one")
     if len(result_stage_names(problem)) > 1:
@@ -178,7 +178,7 @@ def padding(problem: Problem) -> Sequence[AnyVariant]:
 def _pad_keys(problem: Problem) -> Iterator[PropertyVariant]:
     """Add masked copies of the first key, whose numbers look like any other key's."""
     keys = lengths_by_letter(problem)["T"]
-    longer = change_along(problem, {"Lk": _append_copies, "T": _append_zeros})
+    longer = change_along_axes(problem, {"Lk": _append_copies, "T": _append_zeros})
     allowed = np.arange(keys + _ADDED_COUNT) < keys
     if "mask" in problem.specs and "key_lengths" not in problem.inputs:
         mask = problem.inputs.get("mask", np.ones((1, 1, 1, keys), np.bool_))
@@ -207,7 +207,7 @@ def _pad_queries(problem: Problem) -> Iterator[PropertyVariant]:
     queries = lengths_by_letter(problem).get("Lq", 0)
     if queries < 1 or "query" not in problem.inputs:
         return
-    call = FurtherCall("with queries added", change_along(problem, {"Lq": _append_copies}))
+    call = FurtherCall("with queries added", change_along_axes(problem, {"Lq": _append_copies}))
     axes = result_axes(problem, *result_stage_names(problem))
     axis = axes.index("Lq") - len(axes)
     description = "queries added behind the last"
@@ -222,7 +222,7 @@ def packed(problem: Problem) -> Sequence[AnyVariant]:
 
 def _pack_batch(problem: Problem) -> Sequence[AnyVariant]:
     folded = ("mask", "bias", "past_key", "rotary_cos", "query_offsets", "query_mask", "mask_fill", "empty_rows")
-    require_arguments(problem, lacks=folded)
+    require_arguments(problem, forbidden=folded)
     batch, queries, keys = (lengths_by_letter(problem)[letter] for letter in ("B", "Lq", "Lk"))
     if (problem.options.get("is_causal") or "window" in problem.options) and (
         queries != keys or "key_lengths" in problem.inputs
@@ -270,7 +270,7 @@ def _as_aligned_attention(problem: Problem, inputs: dict[str, Array]) -> Problem
 def cached_prefix(problem: Problem) -> Sequence[AnyVariant]:
     """Compute a prefix in parts, each after a cache of the parts before it, and then the rest."""
     tokens, variants = _count_causal_tokens(problem), []
-    for parts in (parts for parts in _PARTS_OF_PREFIX if parts < tokens):
+    for parts in (parts for parts in _PREFIX_PART_COUNTS if parts < tokens):
         cuts = np.linspace(0, tokens, parts + 2).round().astype(int)
         word = "part" if parts == 1 else "parts"
         variants.append(_compute_in_chunks(problem, cuts, f"a prefix cached in {parts} {word}"))
@@ -288,8 +288,8 @@ def _count_causal_tokens(problem: Problem) -> int:
     require_operation(problem, "attention")
     require_arguments(
         problem,
-        has=("is_causal",),
-        lacks=("past_key", "key_lengths", "rotary_cos", "query_offsets", "query_mask", "empty_rows"),
+        required=("is_causal",),
+        forbidden=("past_key", "key_lengths", "rotary_cos", "query_offsets", "query_mask", "empty_rows"),
     )
     if lengths_by_letter(problem)["Lq"] != lengths_by_letter(problem)["Lk"]:
         raise NotApplicable("the case has not a key for each query")
@@ -303,7 +303,7 @@ def _compute_in_chunks(problem: Problem, boundaries: NDArray[np.intp], descripti
     calls = []
     for first, last in pairwise(boundaries.tolist()):
         queries, seen = np.arange(first, last), np.arange(last)
-        part = change_along(
+        part = change_along_axes(
             problem, {"Lq": take_indices(queries), "Lk": take_indices(queries), "T": take_indices(seen)}
         )
         past: dict[str, Array | None] = {
@@ -317,17 +317,18 @@ def _compute_in_chunks(problem: Problem, boundaries: NDArray[np.intp], descripti
 def merged_parts(problem: Problem) -> Sequence[AnyVariant]:
     """Compute the keys in parts, whose outputs are merged exactly by their log-sum-exps."""
     require_operation(problem, "attention")
-    require_arguments(problem, lacks=(*_POSITION_ARGUMENTS, "past_key", "sinks", "mask_fill", "empty_rows"))
+    require_arguments(problem, forbidden=(*_POSITION_ARGUMENTS, "past_key", "sinks", "mask_fill", "empty_rows"))
     keys, variants = lengths_by_letter(problem)["Lk"], []
-    for parts in (parts for parts in _PARTS_OF_KEYS if parts <= keys):
+    for parts in (parts for parts in _KEY_PART_COUNTS if parts <= keys):
         calls = tuple(
             FurtherCall(
-                f"keys {part[0]} to {part[-1]}", change_along(problem, dict.fromkeys(("Lk", "T"), take_indices(part)))
+                f"keys {part[0]} to {part[-1]}",
+                change_along_axes(problem, dict.fromkeys(("Lk", "T"), take_indices(part))),
             )
             for part in np.array_split(np.arange(keys), parts)
         )
         description = f"the keys in {parts} parts"
-        variants.append(PropertyVariant(description, calls, stages=("output", "log_sum_exp"), is_merged=True))
+        variants.append(PropertyVariant(description, calls, stages=("output", "log_sum_exp"), merges_parts=True))
     if not variants:
         raise NotApplicable("the case has one key")
     return variants
@@ -359,7 +360,7 @@ def values_scaled(problem: Problem) -> Sequence[AnyVariant]:
         ):
             continue  # a value would be beyond the range of the dtype, or tiny
         variants.append(
-            _single_call_variant(f"values times 2^{exponent}", problem.with_changes(**scaled), factor=1 / factor)
+            _single_call_variant(f"values times 2^{exponent}", problem.with_changes(**scaled), result_factor=1 / factor)
         )
     if not variants:
         raise NotApplicable(f"no power of two leaves all values in the range of {problem.dtype}")
@@ -370,7 +371,7 @@ def scores_shifted(problem: Problem) -> Sequence[AnyVariant]:
     """Add a separate number to all scores of each row, through the bias."""
     if "bias" not in problem.specs or result_stage_names(problem) != ("output",):
         raise NotApplicable(f"{problem.operation} takes no bias, or gives more than an output")
-    require_arguments(problem, lacks=("sinks", "mask_fill"))
+    require_arguments(problem, forbidden=("sinks", "mask_fill"))
     queries, keys = lengths_by_letter(problem)["Lq"], lengths_by_letter(problem)["T"]
     bias = problem.inputs.get("bias", np.zeros((1, 1, queries, keys), problem.inputs["query"].dtype))
     variants = []
@@ -445,16 +446,16 @@ def _poison_variant(
             inputs[name] = array
     call = FurtherCall(f"with {description}", problem.with_changes(**inputs), problem)
     compared = {"output": compared_rows[..., np.newaxis]}
-    return PropertyVariant(description, (call,), compared=compared, nan_may_spread=bool(np.isnan(value)))
+    return PropertyVariant(description, (call,), compared_elements=compared, nan_may_spread=bool(np.isnan(value)))
 
 
 _TESTED_LAYOUTS = ("strided", "padded", "unaligned", "transposed", "reversed")
 _MASK_INPUTS = ("mask", "bias")
-_REPETITIONS = 20
+_REPETITION_COUNT = 20
 """Number of equal calls. A choice: a race that shows once in ten calls is missed with probability 0.9^19 = 14 %."""
 _THREAD_COUNTS = (2, 3)
 """Numbers of threads: an even split of the work, and an uneven one. A choice."""
-_MANY_CALLS = 1000
+_MANY_CALL_COUNT = 1000
 """Number of calls in ``after-a-thousand-calls``: enough to fill caches and pools of some hundred entries. A choice."""
 
 
@@ -478,11 +479,12 @@ def layout(problem: Problem) -> Sequence[AnyVariant]:
 
 def repeated(problem: Problem) -> Sequence[AnyVariant]:
     """Repeat the same call, with other work in between."""
-    steps = tuple(SessionStep(call_returning(problem), other_work=number > 0) for number in range(_REPETITIONS))
+    steps = tuple(SessionStep(call_returning(problem), other_work=number > 0) for number in range(_REPETITION_COUNT))
     pairs = tuple(
-        ResultPair(f"call {number + 1} of {_REPETITIONS}", 0, number, problem) for number in range(1, _REPETITIONS)
+        ResultPair(f"call {number + 1} of {_REPETITION_COUNT}", 0, number, problem)
+        for number in range(1, _REPETITION_COUNT)
     )
-    return (SessionVariant(f"{_REPETITIONS} calls", Session(steps), pairs),)
+    return (SessionVariant(f"{_REPETITION_COUNT} calls", Session(steps), pairs),)
 
 
 def fresh_process(problem: Problem) -> Sequence[AnyVariant]:
@@ -536,7 +538,7 @@ def outputs_independent(problem: Problem) -> Sequence[AnyVariant]:
 
 def after_other_shapes(problem: Problem) -> Sequence[AnyVariant]:
     """Call other shapes between two equal calls, and compare them with calls in new processes."""
-    others = list(_other_shapes(problem))
+    others = list(_problems_of_other_shapes(problem))
     if not others:
         raise NotApplicable("no other shape can be made of the case")
     variants = []
@@ -552,35 +554,40 @@ def after_other_shapes(problem: Problem) -> Sequence[AnyVariant]:
     return variants
 
 
-def _other_shapes(problem: Problem) -> Iterator[tuple[str, Problem]]:
+def _problems_of_other_shapes(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """Yield the same operation with fewer queries, half of the keys, the keys twice, and one batch entry."""
     lengths = lengths_by_letter(problem)
     if {"cu_seqlens_q", "block_table"}.isdisjoint(problem.inputs):
         if lengths.get("Lq", 0) > 1:
-            yield "half of the queries", change_along(problem, {"Lq": take_indices(np.arange(lengths["Lq"] // 2))})
+            yield "half of the queries", change_along_axes(problem, {"Lq": take_indices(np.arange(lengths["Lq"] // 2))})
         cannot = {"key_lengths", "past_key", "rotary_cos", "query_offsets"} & problem.inputs.keys()
         if lengths.get("Lk", 0) > 1 and not cannot:
             half, twice = np.arange(lengths["Lk"] // 2), np.tile(np.arange(lengths["Lk"]), 2)
             if not problem.inputs.keys() & {"mask", "bias"}:
-                yield "half of the keys", change_along(problem, {"Lk": take_indices(half), "T": take_indices(half)})
-            yield "the keys twice", change_along(problem, {"Lk": take_indices(twice), "T": take_indices(twice)})
+                yield (
+                    "half of the keys",
+                    change_along_axes(problem, {"Lk": take_indices(half), "T": take_indices(half)}),
+                )
+            yield "the keys twice", change_along_axes(problem, {"Lk": take_indices(twice), "T": take_indices(twice)})
     if lengths.get("B", 0) > 1:
-        yield "one batch entry", change_along(problem, {"B": take_indices([0])})
+        yield "one batch entry", change_along_axes(problem, {"B": take_indices([0])})
 
 
 def after_a_thousand_calls(problem: Problem) -> Sequence[AnyVariant]:
     """Make a thousand calls, of another shape and of the same, between two equal calls."""
     call = call_returning(problem)
-    reshaped = next((call_returning(made) for _, made in _other_shapes(problem)), call)
-    half = _MANY_CALLS // 2
+    reshaped = next((call_returning(made) for _, made in _problems_of_other_shapes(problem)), call)
+    half = _MANY_CALL_COUNT // 2
     between = (
         SessionStep(reshaped, returns=False, times=half),
-        SessionStep(call, returns=False, times=_MANY_CALLS - half),
+        SessionStep(call, returns=False, times=_MANY_CALL_COUNT - half),
     )
     steps = (SessionStep(call), *between, SessionStep(call))
     pair = ResultPair("after a thousand calls", 0, 3, problem)
     return (SessionVariant("a thousand calls in between", Session(steps), (pair,)),)
 
 
-VARIANTS_OF: Mapping[str, Callable[[Problem], Sequence[AnyVariant]]] = {name: globals()[name] for name in PROPERTIES}
+VARIANTS_BY_PROPERTY: Mapping[str, Callable[[Problem], Sequence[AnyVariant]]] = {
+    name: globals()[name] for name in PROPERTIES
+}
 """The function of each property; it raises ``NotApplicable`` if a problem does not have the property."""

@@ -101,12 +101,12 @@ def judge_variant(
     truths: TruthCache,
 ) -> VariantResult:
     """Judge one variant of a property: the most severe result of its stages."""
-    if variant.is_merged:
+    if variant.merges_parts:
         return judge_merged_parts(variant, problem, first_result, further_results, rounding_model, truths)
     stage_results = []
     for stage in variant.stages or result_stage_names(problem):
         arrays = [result[stage] for result in further_results]
-        combined = multiply_by_power_of_two(variant.combine(stage, arrays), variant.factor)
+        combined = multiply_by_power_of_two(variant.combine(stage, arrays), variant.result_factor)
 
         def judge_both_calls(stage: str = stage, arrays: list[Array] = arrays) -> tuple[CallResult, CallResult]:
             one = judge_call_result(
@@ -114,7 +114,7 @@ def judge_variant(
             )
             return one, _combined_call_result(variant, stage, arrays, rounding_model, truths)
 
-        compared, may_spread = variant.compared.get(stage), variant.nan_may_spread
+        compared, may_spread = variant.compared_elements.get(stage), variant.nan_may_spread
         judged = judge_arrays(
             stage,
             first_result[stage],
@@ -133,14 +133,14 @@ def _combined_call_result(
 ) -> CallResult:
     """Compare each further call with its exact answer, and map all of it back to the first call."""
     sides = [
-        judge_call_result(call.description, truths.truth_of(call.exact_problem), stage, array, rounding_model)
+        judge_call_result(call.description, truths.truth_of(call.reference_problem), stage, array, rounding_model)
         for call, array in zip(variant.calls, arrays, strict=True)
     ]
     names = ("array", "exact", "max_error", "exceeds_bound", "is_undetermined")
     combined, exact, allowed, *flags = (
         variant.combine(stage, [getattr(side, name) for side in sides]) for name in names
     )
-    factor = variant.factor
+    factor = variant.result_factor
     return CallResult(
         variant.description, multiply_by_power_of_two(combined, factor), exact * factor, allowed * factor, *flags
     )
@@ -187,7 +187,7 @@ _SMALLEST_DIFFERENCE = 1e-300
 
 
 def _judge_by_errors(
-    stage: str, before: CallResult, after: CallResult, differs: Flags, chosen: Flags, *, nan_may_spread: bool
+    stage: str, before: CallResult, after: CallResult, differs: Flags, compared: Flags, *, nan_may_spread: bool
 ) -> VariantResult:
     """Judge two results with different bits; if ``nan_may_spread``, NaN only in the second is a convention."""
     # Exact answers are apart if they differ by more than their uncertainty, relative to the numbers.
@@ -197,12 +197,12 @@ def _judge_by_errors(
             np.abs(before.exact - after.exact)
             > _SAME_ANSWER_TOLERANCE * size + before.max_error * _SAME_ANSWER_TOLERANCE + _SMALLEST_DIFFERENCE
         )
-    apart = chosen & apart & np.isfinite(before.exact) & np.isfinite(after.exact)
+    apart = compared & apart & np.isfinite(before.exact) & np.isfinite(after.exact)
     if apart.any():
         element = _element_result(stage, before, after, index_of_largest(apart), PropertyOutcome.NOT_JUDGED)
         return replace(element, message=_DIFFERENT_ANSWERS_MESSAGE)
-    spread = chosen & ~before.exceeds_bound & ~_is_nan(before.array) & _is_nan(after.array) & nan_may_spread
-    wrong = chosen & (before.exceeds_bound | after.exceeds_bound) & ~spread
+    spread = compared & ~before.exceeds_bound & ~_is_nan(before.array) & _is_nan(after.array) & nan_may_spread
+    wrong = compared & (before.exceeds_bound | after.exceeds_bound) & ~spread
     if wrong.any():
         return _element_result(stage, before, after, _worst_element(before, after, wrong), PropertyOutcome.BROKEN)
     for elements, outcome in (
@@ -286,7 +286,7 @@ def _merged_bound(
     """Return the largest error of the merged output, from the bounds of the parts."""
     exact, allowed, logs, widths = [], [], [], []
     for call, result in zip(variant.calls, part_results, strict=True):
-        truth = truths.truth_of(call.exact_problem)
+        truth = truths.truth_of(call.reference_problem)
         output = judge_call_result(call.description, truth, "output", result["output"], rounding_model)
         statistic = judge_call_result(
             call.description, truth, _MERGE_STATISTIC, result[_MERGE_STATISTIC], rounding_model

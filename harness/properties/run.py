@@ -18,7 +18,7 @@ from attncheck.execution.runner import GroupRunner
 from attncheck.execution.sessions import StepResult
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.execution.workers import WorkerPool
-from attncheck.properties.calls import VARIANTS_OF
+from attncheck.properties.calls import VARIANTS_BY_PROPERTY
 from attncheck.properties.judging import StageArrays, TruthCache, VariantResult, judge_variant
 from attncheck.properties.variants import (
     AnyVariant,
@@ -58,7 +58,7 @@ class PropertyQuestion:
 class PropertyRequest:
     """The requested properties and dtypes, all if none are named, and the limits of workers."""
 
-    names: Collection[str] = ()
+    property_names: Collection[str] = ()
     dtypes: Collection[str] = ()
     limits: Limits = field(default_factory=Limits)
     store: Store = NO_STORE
@@ -74,9 +74,11 @@ def property_questions(cases: Sequence[Case], request: PropertyRequest) -> list[
             if request.dtypes and dtype not in request.dtypes:
                 continue
             problem = problem_from_case(case, convert_inputs(case, exact, dtype))
-            for name in (name for name in case.properties if not request.names or name in request.names):
+            for name in (
+                name for name in case.properties if not request.property_names or name in request.property_names
+            ):
                 try:
-                    questions.append(PropertyQuestion(name, case, dtype, problem, VARIANTS_OF[name](problem)))
+                    questions.append(PropertyQuestion(name, case, dtype, problem, VARIANTS_BY_PROPERTY[name](problem)))
                 except NotApplicable as error:
                     message = f"{name}: {error} ({dtype})"
                     faults.append(Diagnostic(case.file, message, case.line, case.name, "properties"))
@@ -230,8 +232,8 @@ class _VariantJudge:
 
     def _judge_pair(self, pair: ResultPair, answer: Sequence[StepResult]) -> VariantResult:
         stages = result_stage_names(pair.problem)
-        second = _returned_stages(answer[pair.second].outcome, stages, pair.description)
-        if pair.first is None:
+        second = _returned_stages(answer[pair.second_step].outcome, stages, pair.description)
+        if pair.first_step is None:
             if id(pair.problem) not in self._new_process_outcomes:  # one call in a new process serves all pairs
                 with self._new_worker() as runner:
                     self._new_process_outcomes[id(pair.problem)] = runner.evaluate(call_returning(pair.problem))
@@ -239,7 +241,7 @@ class _VariantJudge:
                 self._new_process_outcomes[id(pair.problem)], stages, f"{pair.description}, in a process of its own"
             )
         else:
-            first = _returned_stages(answer[pair.first].outcome, stages, "the first call")
+            first = _returned_stages(answer[pair.first_step].outcome, stages, "the first call")
         again = PropertyVariant(
             pair.description, (FurtherCall(pair.description, self._problem_under_conventions(pair.problem)),)
         )

@@ -48,7 +48,7 @@ def call_returning(problem: Problem, stages: Sequence[str] | None = None) -> Pro
     return replace(problem.as_call(), stages=tuple(stages or result_stage_names(problem)))
 
 
-def change_along(problem: Problem, letters: Mapping[str, ArrayChange]) -> Problem:
+def change_along_axes(problem: Problem, letters: Mapping[str, ArrayChange]) -> Problem:
     """Change every input that has one of these axes; an axis of length 1 that is broadcast stays.
 
     Example:
@@ -112,12 +112,12 @@ def allowed_keys(problem: Problem) -> NDArray[np.bool_]:
     return allowed
 
 
-def require_arguments(problem: Problem, *, has: Sequence[str] = (), lacks: Sequence[str] = ()) -> None:
+def require_arguments(problem: Problem, *, required: Sequence[str] = (), forbidden: Sequence[str] = ()) -> None:
     """Raise ``NotApplicable`` if a problem lacks an input or option, or has one that does not fit."""
     present = {*problem.inputs, *(name for name, value in problem.options.items() if value not in (None, False))}
-    if missing := [name for name in has if name not in present]:
+    if missing := [name for name in required if name not in present]:
         raise NotApplicable(f"the case has no {missing[0]}")
-    if there := [name for name in lacks if name in present]:
+    if there := [name for name in forbidden if name in present]:
         raise NotApplicable(f"the case has {there[0]}")
 
 
@@ -163,35 +163,36 @@ def single_result(stage: str, results: Sequence[Array]) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class FurtherCall:
-    """One further call; ``exact_answer_problem`` is the problem whose exact answer is right, by default ``problem``."""
+    """One further call; ``expected_problem`` is the problem whose exact answer is right, by default ``problem``."""
 
     description: str
     problem: Problem
-    exact_answer_problem: Problem | None = None
+    expected_problem: Problem | None = None
 
     @property
-    def exact_problem(self) -> Problem:
+    def reference_problem(self) -> Problem:
         """The problem whose exact answer counts."""
-        return self.exact_answer_problem or self.problem
+        return self.expected_problem or self.problem
 
 
 @dataclass(frozen=True, eq=False)
 class PropertyVariant:
     """One way to test a property: further calls, and how their results are combined.
 
-    The combined result times ``factor``, a power of two, is compared with the result of the first call, in the elements
-    that ``compared`` flags by stage (by default all). If it ``is_merged``, every call has a part of the keys, and the
-    outputs are merged by their log-sum-exps. If ``nan_may_spread``, NaN from the further calls is a convention.
+    The combined result times ``result_factor``, a power of two, is compared with the result of the first call, in the
+    elements that ``compared_elements`` flags by stage (by default all). If it ``merges_parts``, every call has a part
+    of the keys, and the outputs are merged by their log-sum-exps. If ``nan_may_spread``, NaN from the further calls is
+    a convention.
     ``process_kind`` is the process of the calls, which may have several ``threads``.
     """
 
     description: str
     calls: tuple[FurtherCall, ...]
     combine: CombineResults = single_result
-    factor: float = 1.0
-    compared: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    result_factor: float = 1.0
+    compared_elements: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     stages: tuple[str, ...] | None = None
-    is_merged: bool = False
+    merges_parts: bool = False
     nan_may_spread: bool = False
     process_kind: Literal["here", "fresh process", "threads"] = "here"
     threads: int = 1
@@ -205,8 +206,8 @@ class ResultPair:
     """
 
     description: str
-    first: int | None
-    second: int
+    first_step: int | None
+    second_step: int
     problem: Problem
 
 

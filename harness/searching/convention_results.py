@@ -65,11 +65,11 @@ def _write_question_case(question: ConventionQuestion, folder: Path, dtype: str)
     )
 
 
-def _measured_row(convention: MeasuredConvention, blank_row: Row) -> Row:
-    means, row = f"it means: {convention.means}", replace(blank_row, stage=convention.question.stage)
+def _measured_row(convention: MeasuredConvention, row_template: Row) -> Row:
+    means, row = f"it means: {convention.means}", replace(row_template, stage=convention.question.stage)
     if convention.kind in ("unsupported", "failed"):
         verdict = Verdict.UNSUPPORTED if convention.kind == "unsupported" else Verdict.ERROR
-        return replace(blank_row, verdict=verdict, message=convention.means)
+        return replace(row_template, verdict=verdict, message=convention.means)
     if convention.contradicts:
         return replace(row, verdict=Verdict.SEMANTIC, message=f"it declares: {convention.declared}; {means}")
     if not convention.question.expected:

@@ -33,10 +33,10 @@ from attncheck.searching.concrete import concrete_problem, count_elements
 from attncheck.searching.findings import ProblemSubject, symptom_of
 from attncheck.searching.problems import draw_numbers
 from attncheck.searching.reduction import (
+    clip_counts_to_lengths,
     cuttable_axes,
-    drop_options,
+    drop_options_and_inputs,
     keep_positions,
-    limit_counts,
     position_count,
     removable_groups,
 )
@@ -114,7 +114,7 @@ class _HintCheck:
         """Return whether a problem fails with only the options that the feature needs, and other numbers."""
         for group in removable_groups(problem):
             try:
-                simpler = drop_options(problem, group)
+                simpler = drop_options_and_inputs(problem, group)
                 [held] = self._parts_present([simpler])
             except (ValueError, KeyError, IndexError):
                 continue
@@ -152,12 +152,12 @@ class _HintCheck:
 def _single_changes(problem: Problem, case: Case) -> Iterator[Problem]:
     """Yield a case with one change: without an option, another length of an axis, with a mask, another dtype."""
     for group in removable_groups(problem):
-        yield drop_options(problem, group)
+        yield drop_options_and_inputs(problem, group)
     for letter in cuttable_axes(problem):
         for length in _nearby_lengths(position_count(problem, letter), problem.lengths):
             kept = {letter: np.arange(length) % position_count(problem, letter)}
             try:
-                changed = limit_counts(keep_positions(problem, kept))
+                changed = clip_counts_to_lengths(keep_positions(problem, kept))
                 changed.lengths  # noqa: B018 # raises if axes no longer fit together
             except (ValueError, KeyError, IndexError):
                 continue

@@ -107,13 +107,13 @@ def _draw_share_by_name() -> Mapping[str, float]:
     }
 
 
-def draw_kind(kinds: Sequence[ProblemKind], random: Random) -> ProblemKind:
+def draw_problem_kind(kinds: Sequence[ProblemKind], random: Random) -> ProblemKind:
     """Draw one of some kinds."""
     until = np.cumsum([_kind_weight(kind) for kind in kinds])
     return kinds[int(np.searchsorted(until, random.rand() * until[-1], side="right"))]
 
 
-def draw_outline(
+def draw_problem_outline(
     kind: ProblemKind,
     dtype: str,
     random: Random,
@@ -370,7 +370,9 @@ class ProblemSource:
         wanted: list[Problem] = []
         others: list[Problem] = []
         for _ in range(_MAX_OUTLINES):
-            outlined = draw_outline(draw_kind(kinds, random), choose_item(random, dtypes), random, refused)
+            outlined = draw_problem_outline(
+                draw_problem_kind(kinds, random), choose_item(random, dtypes), random, refused
+            )
             if outlined is None or count_elements(outlined) > _MAX_ELEMENTS:
                 continue
             outlined = _choose_memory_layout(_choose_special_values(outlined, random), random)

@@ -97,26 +97,26 @@ def reduce_problem(
     before: Problem | None = None
     is_smallest = True
     try:
-        while attempts.failing is not before:
-            before = attempts.failing
+        while attempts.failing_problem is not before:
+            before = attempts.failing_problem
             for simplify in (*cuts, simplify_options, simplify_masks, simplify_counts, simplify_numbers):
                 simplify(attempts)
     except ExhaustedError:
         is_smallest = False
-    return Reduction(attempts.failing, attempts.tries_made, is_smallest, (problem, *attempts.accepted))
+    return Reduction(attempts.failing_problem, attempts.tries_made, is_smallest, (problem, *attempts.accepted_problems))
 
 
 def _drop_options(attempts: Attempts) -> None:
     """Leave out options and inputs that may be absent: all at once, or one after the other."""
-    problem = attempts.failing
+    problem = attempts.failing_problem
     attempts.try_change(lambda failing: replace(failing, supports_statistics=False))
     attempts.try_change(lambda failing: replace(failing, memory_layout={}))
     attempts.try_change(lambda failing: replace(failing, stages=None))
     groups = list(removable_groups(problem))
     for group in (set[str]().union(*groups), *groups):
-        attempts.try_change(partial(drop_options, names=group))
+        attempts.try_change(partial(drop_options_and_inputs, names=group))
     for dropped in problem.memory_layout:
-        layout = {name: kind for name, kind in attempts.failing.memory_layout.items() if name != dropped}
+        layout = {name: kind for name, kind in attempts.failing_problem.memory_layout.items() if name != dropped}
         attempts.try_change(partial(replace, memory_layout=layout))
 
 
@@ -132,7 +132,7 @@ def removable_groups(problem: Problem) -> Iterator[set[str]]:
         yield {"rotary_cos", "rotary_sin", "rotary_interleaved", "norm_after_rotation"}
 
 
-def drop_options(problem: Problem, names: set[str]) -> Problem:
+def drop_options_and_inputs(problem: Problem, names: set[str]) -> Problem:
     """Leave options and inputs out."""
     kept = {name: array for name, array in problem.inputs.items() if name not in names}
     if "past_key" in problem.inputs and "past_key" not in kept:  # inputs along all keys lose the keys of the past
@@ -151,26 +151,26 @@ def drop_options(problem: Problem, names: set[str]) -> Problem:
 
 def _drop_sequences(attempts: Attempts) -> None:
     """Leave packed sequences out, the last one first."""
-    if "cu_seqlens_q" not in attempts.failing.inputs:
+    if "cu_seqlens_q" not in attempts.failing_problem.inputs:
         return
-    for number in reversed(range(len(attempts.failing.inputs["cu_seqlens_q"]) - 1)):
-        if len(attempts.failing.inputs["cu_seqlens_q"]) > 2:
+    for number in reversed(range(len(attempts.failing_problem.inputs["cu_seqlens_q"]) - 1)):
+        if len(attempts.failing_problem.inputs["cu_seqlens_q"]) > 2:
             attempts.try_change(partial(drop_sequence, number=number))
 
 
 def _cut_equal_axes(attempts: Attempts) -> None:
     """Cut equally long axes together: a failure that needs equal lengths would not survive a cut of one."""
-    letters = _axes_in_cut_order(attempts.failing)
+    letters = _axes_in_cut_order(attempts.failing_problem)
     for position, first in enumerate(letters):
         for second in letters[position + 1 :]:
-            lengths = attempts.failing.lengths
+            lengths = attempts.failing_problem.lengths
             if first in lengths and lengths[first] == lengths.get(second, 0) > 1 and not {first, second} & {"H", "Hkv"}:
                 _bisect_axis_length(attempts, (first, second))
 
 
 def _cut_axes(attempts: Attempts) -> None:
-    for letter in _axes_in_cut_order(attempts.failing):
-        if letter in attempts.failing.lengths:
+    for letter in _axes_in_cut_order(attempts.failing_problem):
+        if letter in attempts.failing_problem.lengths:
             _cut_axis(attempts, letter)
 
 
@@ -182,40 +182,40 @@ def _axes_in_cut_order(problem: Problem) -> list[str]:
 
 def _cut_axis(attempts: Attempts, letter: str) -> None:
     """Keep one position, or the first few, then leave out parts, smaller and smaller ones."""
-    length = position_count(attempts.failing, letter)
+    length = position_count(attempts.failing_problem, letter)
     if length < 2:
         return
     if any(
-        attempts.try_change(partial(_keep_and_limit_counts, {letter: np.array([position])}))
+        attempts.try_change(partial(_keep_positions_and_clip_counts, {letter: np.array([position])}))
         for position in (0, length - 1)
     ):
         return
     _bisect_axis_length(attempts, (letter,))
-    size = position_count(attempts.failing, letter) // 2
+    size = position_count(attempts.failing_problem, letter) // 2
     while size:
-        if size == 1 and position_count(attempts.failing, letter) > _MAX_LENGTH_FOR_SINGLE_CUTS:
+        if size == 1 and position_count(attempts.failing_problem, letter) > _MAX_LENGTH_FOR_SINGLE_CUTS:
             return
         position = 0
-        while position < (length := position_count(attempts.failing, letter)):
+        while position < (length := position_count(attempts.failing_problem, letter)):
             rest = np.delete(np.arange(length), np.s_[position : position + size])
-            if not (len(rest) and attempts.try_change(partial(_keep_and_limit_counts, {letter: rest}))):
+            if not (len(rest) and attempts.try_change(partial(_keep_positions_and_clip_counts, {letter: rest}))):
                 position += size
         size //= 2
 
 
 def _bisect_axis_length(attempts: Attempts, letters: tuple[str, ...]) -> None:
     """Bisect for the fewest first positions that fail, assuming that more positions fail too."""
-    too_short, enough = 0, position_count(attempts.failing, letters[0])
+    too_short, enough = 0, position_count(attempts.failing_problem, letters[0])
     while too_short + 1 < enough:
         middle = (too_short + enough) // 2
-        if attempts.try_change(partial(_keep_and_limit_counts, dict.fromkeys(letters, np.arange(middle)))):
+        if attempts.try_change(partial(_keep_positions_and_clip_counts, dict.fromkeys(letters, np.arange(middle)))):
             enough = middle
         else:
             too_short = middle
 
 
-def _keep_and_limit_counts(kept: dict[str, np.ndarray], problem: Problem) -> Problem:
-    return limit_counts(keep_positions(problem, kept))
+def _keep_positions_and_clip_counts(kept: dict[str, np.ndarray], problem: Problem) -> Problem:
+    return clip_counts_to_lengths(keep_positions(problem, kept))
 
 
 class ExhaustedError(Exception):
@@ -224,21 +224,24 @@ class ExhaustedError(Exception):
 
 @dataclass
 class Attempts:
-    """Tries simpler problems, none twice, as long as tries and seconds remain; ``failing`` is the simplest so far."""
+    """Tries simpler problems, none twice, as long as tries and seconds remain.
 
-    failing: Problem
+    ``failing_problem`` is the simplest so far.
+    """
+
+    failing_problem: Problem
     fails: Callable[[Problem], bool]
     remaining_tries: int
     deadline: float
     tries_made: int = 0
-    accepted: list[Problem] = field(default_factory=list)
+    accepted_problems: list[Problem] = field(default_factory=list)
     _tried_digests: set[str] = field(default_factory=set)
 
     def try_change(self, change: Callable[[Problem], Problem]) -> bool:
         """Change the failing problem; return whether it is simpler and still fails. Raises ``ExhaustedError``."""
         try:
-            simpler = change(self.failing)
-            if simplicity_key(simpler) >= simplicity_key(self.failing):
+            simpler = change(self.failing_problem)
+            if simplicity_key(simpler) >= simplicity_key(self.failing_problem):
                 return False
         except (ValueError, KeyError, IndexError):  # axes that no longer fit together
             return False
@@ -251,8 +254,8 @@ class Attempts:
         self.remaining_tries, self.tries_made = self.remaining_tries - 1, self.tries_made + 1
         if not self.fails(simpler):
             return False
-        self.failing = simpler
-        self.accepted.append(simpler)
+        self.failing_problem = simpler
+        self.accepted_problems.append(simpler)
         return True
 
 
@@ -308,7 +311,7 @@ def keep_positions(problem: Problem, kept: KeptPositions) -> Problem:
         past = whole.get("P", np.arange(lengths.get("P", 0)))
         new = whole.get("Lk", np.arange(lengths.get("Lk", 0)))
         whole["T"] = np.concatenate([past, lengths.get("P", 0) + new])
-    inputs = {name: _cut_input(problem, name, array, whole) for name, array in problem.inputs.items()}
+    inputs = {name: _cut_input_array(problem, name, array, whole) for name, array in problem.inputs.items()}
     options = dict(problem.options)
     for option, letter in zip(HEADS, ("H", "Hkv"), strict=True):
         if option in options and letter in whole:
@@ -329,7 +332,7 @@ def _add_head_positions(problem: Problem, kept: dict[str, NDArray[np.intp]]) -> 
     return kept
 
 
-def _cut_input(problem: Problem, name: str, array: Array, kept: KeptPositions) -> Array:
+def _cut_input_array(problem: Problem, name: str, array: Array, kept: KeptPositions) -> Array:
     spec, lengths = problem.specs[name], problem.lengths
     if array.dtype.kind in "iu" and spec.at_most in kept:
         array = np.searchsorted(kept[spec.at_most], array).astype(np.int64)
@@ -367,7 +370,7 @@ def drop_sequence(problem: Problem, number: int) -> Problem:
     return replace(problem, inputs=inputs)
 
 
-def limit_counts(problem: Problem) -> Problem:
+def clip_counts_to_lengths(problem: Problem) -> Problem:
     """Limit counts to the lengths of the axes that they count."""
     lengths, inputs = problem.lengths, dict(problem.inputs)
     for name, array in inputs.items():
@@ -386,7 +389,7 @@ _SIMPLE_WINDOWS = ((0, 0), (0, None), (None, 0), (1, 0), (0, 1), (1, 1), (1, Non
 
 def simplify_options(attempts: Attempts) -> None:
     """Give options simpler values."""
-    for name in list(attempts.failing.options):
+    for name in list(attempts.failing_problem.options):
         for value in _simpler_values(OPTIONS[name]):
             if attempts.try_change(partial(Problem.with_options, **{name: value})):
                 break
@@ -400,11 +403,11 @@ def _simpler_values(spec: OptionSpec) -> Sequence[Any]:
 
 def simplify_masks(attempts: Attempts) -> None:
     """Broadcast masks and biases along axes, and allow more keys."""
-    for name in list(optional_inputs(attempts.failing)):
-        if attempts.failing.specs[name].broadcast:
-            for axis in range(attempts.failing.inputs[name].ndim):
+    for name in list(optional_inputs(attempts.failing_problem)):
+        if attempts.failing_problem.specs[name].broadcast:
+            for axis in range(attempts.failing_problem.inputs[name].ndim):
                 attempts.try_change(partial(_keep_first_slice, name=name, axis=axis))
-        if attempts.failing.specs[name].boolean:
+        if attempts.failing_problem.specs[name].boolean:
             _replace_parts(attempts, name, lambda part: np.ones_like(part))
 
 
@@ -414,8 +417,8 @@ def _keep_first_slice(problem: Problem, name: str, axis: int) -> Problem:
 
 def simplify_counts(attempts: Attempts) -> None:
     """Set all numbers of an optional input of counts to 0 or 1."""
-    for name, array in list(attempts.failing.inputs.items()):
-        spec = attempts.failing.specs[name]
+    for name, array in list(attempts.failing_problem.inputs.items()):
+        spec = attempts.failing_problem.specs[name]
         if spec.whole and not spec.required:
             for number in (0, 1):
                 attempts.try_change(partial(_replace_input, name=name, array=np.full_like(array, number)))
@@ -423,7 +426,7 @@ def simplify_counts(attempts: Attempts) -> None:
 
 def simplify_numbers(attempts: Attempts) -> None:
     """Round whole arrays, to the simplest numbers first; then parts of arrays, and single numbers."""
-    names = [name for name in attempts.failing.inputs if attempts.failing.specs[name].is_number]
+    names = [name for name in attempts.failing_problem.inputs if attempts.failing_problem.specs[name].is_number]
     for rounding in _SIMPLER_ROUNDINGS:
         attempts.try_change(partial(_round_inputs, names=names, rounding=rounding))
     for name in names:
@@ -490,12 +493,12 @@ def _replace_input(problem: Problem, name: str, array: Array) -> Problem:
 
 def _replace_parts(attempts: Attempts, name: str, simplify: Callable[[Array], Array]) -> None:
     """Replace parts of an array if that makes it simpler: halves, quarters, and so on to single numbers."""
-    size = attempts.failing.inputs[name].size
+    size = attempts.failing_problem.inputs[name].size
     if size < 2 or size > _MAX_SIZE_FOR_SINGLE_NUMBERS * 8:
         return
     for length in _halving_sizes(size, 1 if size <= _MAX_SIZE_FOR_SINGLE_NUMBERS else size // 8):
         for begin in range(0, size, length):
-            array = attempts.failing.inputs[name]
+            array = attempts.failing_problem.inputs[name]
             part = array.ravel()[begin : begin + length]
             simple_part = simplify(part)
             if array_complexity(simple_part) < array_complexity(part):

@@ -33,7 +33,7 @@ from attncheck.spec.verdicts import Verdict
 class ProbeResults:
     """Writes the answers of implementations, case by case; ``environment`` is written first."""
 
-    chosen: ImplementationSelection
+    selection: ImplementationSelection
     environment: Mapping[str, Any]
     recorder: ResultRecorder
     _cases: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -58,14 +58,14 @@ class ProbeResults:
 
     def write(self, search_descriptions: Sequence[str] = ()) -> None:
         """Write the cases and the summary. ``search_descriptions`` describe the problems that a search drew."""
-        writer, names = self.recorder.writer, [item.name for item in self.chosen.implementations]
+        writer, names = self.recorder.writer, [item.name for item in self.selection.implementations]
         picked = {"searched": list(search_descriptions)} if search_descriptions else {}
         environment = {**self.environment, "asked": {**self.environment["asked"], **picked}}
         writer.flush()
         writer.write_cases(self._cases.values())
         writer.write_json("environment.json", environment)
         request = RequestedRun.of(environment, len(self._cases))
-        summary = summarise(self.chosen, self.recorder, self.recorder.failures, request)
+        summary = summarise(self.selection, self.recorder, self.recorder.failures, request)
         writer.write_json("summary.json", {**summary.record, "implementations": names, "faults": 0})
 
 

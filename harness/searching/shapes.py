@@ -144,24 +144,24 @@ def _draw_beyond_tiles(random: Random) -> Dimensions:
     return Dimensions(*lengths)
 
 
-def _draw_long_keys(random: Random, max_scores: int) -> Dimensions:
+def _draw_long_keys(random: Random, score_limit: int) -> Dimensions:
     """Draw one or two narrow queries with long keys, for code that splits the keys."""
     queries = int(random.randint(1, 3))
-    keys = int(random.choice([length for length in _LONG_KEY_LENGTHS if queries * length <= max_scores]))
+    keys = int(random.choice([length for length in _LONG_KEY_LENGTHS if queries * length <= score_limit]))
     width, value_width = (int(width) for width in random.randint(2, 5, 2))
     models = dict(zip(("E", "Ek", "Ev", "Eo"), map(int, random.randint(1, _MAX_SMALL_LENGTH, 4)), strict=True))
     return Dimensions(B=1, H=1, Lq=queries, Lk=keys, D=width, Dv=value_width, Hkv=1, **models)
 
 
-def _draw_whole_tiles(random: Random, max_scores: int) -> Dimensions:
+def _draw_whole_tiles(random: Random, score_limit: int) -> Dimensions:
     """Draw queries and keys that fill one tile or two, for branches without bounds checks."""
-    tile = int(random.choice([length for length in _TILE_SIZES if length**2 <= max_scores]))
+    tile = int(random.choice([length for length in _TILE_SIZES if length**2 <= score_limit]))
     queries, keys = (tile * int(random.randint(1, 3)) for _ in range(2))
     keys = queries if random.rand() < _EQUAL_LENGTHS_SHARE else keys
-    queries, keys = (tile, tile) if queries * keys > max_scores else (queries, keys)
+    queries, keys = (tile, tile) if queries * keys > score_limit else (queries, keys)
     query_heads, shared = DRAWN_HEADS[random.randint(len(DRAWN_HEADS))]
     batch = 2 if random.rand() < _EQUAL_LENGTHS_SHARE else 1
-    if batch * query_heads * queries * keys > max_scores:
+    if batch * query_heads * queries * keys > score_limit:
         batch, query_heads, shared = 1, 1, 1
     widths = dict(
         zip(("D", "Dv", "E", "Ek", "Ev", "Eo"), map(int, random.randint(1, _MAX_SMALL_LENGTH, 6)), strict=True)

@@ -139,7 +139,7 @@ def evaluate_batch(packed_campaign: bytes, packed_batch: bytes, group: int) -> G
                 raise RunEnded
             if unit.dtype in dtypes:
                 case, problem = plan.case(unit), partial(plan.problem, unit)
-                if runner.group.runs_case(unit.dtype, in_standard=unit.in_standard):
+                if runner.group.runs_case(unit.dtype, in_standard=unit.is_standard):
                     outcomes.append(runner.lack_known_beforehand(case, unit.dtype) or runner.evaluate(problem()))
                 else:
                     outcomes.append(runner.left_out(case, unit.dtype, problem))

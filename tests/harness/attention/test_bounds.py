@@ -19,7 +19,7 @@ from attncheck.attention.walk import value_walk
 from attncheck.execution.operations import run_operation
 from attncheck.judging.judge_stages import judge_stages
 from attncheck.mutation.catalogue import CONTROLS, SUBJECTS_BY_NAME
-from attncheck.mutation.judgement import REFERENCE_CLASSES
+from attncheck.mutation.judgement import REFERENCE_ROUNDING_MODELS
 from attncheck.reading.lowering import rotary_table_rows
 from attncheck.spec import OPERATIONS
 from attncheck.spec.classes import rounding_model_named
@@ -157,7 +157,7 @@ def test_no_right_way_to_compute_exceeds_its_bounds(name: str) -> None:
                     continue
                 count += 1
                 shapes = {stage: exact.shape for stage, exact in truth.exact.items()}
-                model = control.rounding_models.get(dtype, REFERENCE_CLASSES.get(dtype, ""))
+                model = control.rounding_models.get(dtype, REFERENCE_ROUNDING_MODELS.get(dtype, ""))
                 assert truth.bounds.of(model).keys() == truth.exact.keys()
                 found = judge_stages(truth.for_returned(stages), stages, shapes, model)
             wrong = [each for each in found if each.verdict is not Verdict.AGREE]

@@ -20,7 +20,7 @@ from attncheck.judging.judge_stages import StageJudgement, judge_stages, sort_st
 from attncheck.judging.truth import Truth
 from attncheck.mutation import unit
 from attncheck.mutation.catalogue import CONTROLS, EQUIVALENTS, SUBJECTS_BY_NAME
-from attncheck.mutation.judgement import RULES, first_wrong_stage, rejected_by_rules
+from attncheck.mutation.judgement import TOLERANCE_RULES, first_wrong_stage, rejected_by_rules
 from attncheck.mutation.mutant import BackendVariant, Mutant, Subject
 from attncheck.mutation.score import HAND_WRITTEN_STOP_RULE, MutationFrames, process_pool, redraw_case, run_mutants
 from attncheck.mutation.unit import MAX_SCORES_FOR_ALL_FAULTS, SeededUnit, UnitScorer
@@ -140,10 +140,10 @@ def test_common_tolerances_reject_what_their_formula_rejects() -> None:
         (1 + 5e-5, 1.0, "float32", {"assert_close", "allclose"}),
         (1 + 3e-7, 1.0, "float64", {"assert_close"}),
         (2e-6, 1e-6, "float32", {"allclose", "rtol_1e_3"}),
-        (np.nan, np.nan, "float32", set(RULES)),
+        (np.nan, np.nan, "float32", set(TOLERANCE_RULES)),
         (-np.inf, -np.inf, "float32", set()),
-        (np.inf, -np.inf, "float32", set(RULES)),
-        (-1e4, -np.inf, "float32", set(RULES)),
+        (np.inf, -np.inf, "float32", set(TOLERANCE_RULES)),
+        (-1e4, -np.inf, "float32", set(TOLERANCE_RULES)),
     ):
         arrays = np.array([got], dtype), np.array([exact], dtype)
         assert {name for name, rejects in rejected_by_rules(*arrays, dtype).items() if rejects} == rejecting

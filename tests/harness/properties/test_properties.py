@@ -155,7 +155,7 @@ def computed(problem: Problem, stages: tuple[str, ...]) -> dict[str, np.ndarray]
 def is_same(question: PropertyQuestion, variant: PropertyVariant) -> bool:
     problem, stages = question.problem, variant.stages or result_stage_names(question.problem)
     first = computed(problem, stages)
-    if variant.is_merged:
+    if variant.merges_parts:
         parts_of_it = [computed(call.problem, stages) for call in variant.calls]
         found = judge_merged_parts(variant, problem, first, parts_of_it, "native", TRUTHS)
         return found.verdict in (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS)
@@ -186,7 +186,7 @@ def test_sessions_compare_results_of_one_problem() -> None:
     assert sessions
     for variant in sessions:
         for pair in variant.pairs:
-            step, wanted = variant.session.steps[pair.second], call_returning(pair.problem)
+            step, wanted = variant.session.steps[pair.second_step], call_returning(pair.problem)
             assert (step.returns, step.problem.operation) == (True, wanted.operation)
             given, expected = (
                 {name: each.tobytes() for name, each in problem.inputs.items()} for problem in (step.problem, wanted)

@@ -55,9 +55,9 @@ from attncheck.searching.findings import (
 )
 from attncheck.searching.problems import DrawSettings, ProblemSource
 from attncheck.searching.reduction import (
+    clip_counts_to_lengths,
     cuttable_axes,
     keep_positions,
-    limit_counts,
     position_count,
     reduce_problem,
     simplicity_key,
@@ -473,7 +473,7 @@ def test_most_cuts_of_drawn_problems_are_cases_again(tmp_path: Path) -> None:
             if (length := position_count(problem, letter)) > 1:
                 tried += 1
                 with suppress(CaseError, ShapeFault):
-                    shorter = limit_counts(keep_positions(problem, {letter: np.arange(length - 1)}))
+                    shorter = clip_counts_to_lengths(keep_positions(problem, {letter: np.arange(length - 1)}))
                     case_of_problem(shorter, tmp_path, f"search/cut-{tried}")
                     read += 1
     assert tried > 100
