@@ -32,7 +32,7 @@ from attncheck.backends import EAGER, EAGER_MODE
 from attncheck.common.errors import CaseError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.mutation import entry_of
+from attncheck.mutation import variant_entry
 from attncheck.mutation.catalogue import HAND_WRITTEN_FAULTS
 from attncheck.mutation.judgement import first_wrong_stage
 from attncheck.mutation.mutant import Mutant
@@ -200,7 +200,7 @@ def _reduced_lines(found: Sequence[Found], count: int) -> Iterator[str]:
     chosen = [by_name[name] for name in names[:: max(1, len(names) // count)][:count]]
     rows, small = [], 0
     for each in chosen:
-        entry = replace(entry_of(each.mutant.name), classes={**EAGER, **each.mutant.rounding_models})
+        entry = replace(variant_entry(each.mutant.name), classes={**EAGER, **each.mutant.rounding_models})
         engine = Engine(Limits(keep_going=True), expected_failures=())
         subject = ProblemSubject(Implementation(entry, EAGER_MODE), engine)
         begun = time.monotonic()

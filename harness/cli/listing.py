@@ -84,7 +84,7 @@ def mutants(
     store = open_store(cache, cache_size)
     selection = select_configured_cases(RunOptions(cases=cases), store)
     print_faults(selection)
-    code, document = command.run(
+    code, document = command.run_mutants_command(
         selection, split_names(topic), range(seeds), processes, exhaustive=all_cases, as_json=as_json
     )
     if verbose:

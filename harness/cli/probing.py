@@ -92,7 +92,13 @@ def search(
     from attncheck.execution.implementations import implementation_path
     from attncheck.searching.findings import ProblemSubject, SearchFolder
     from attncheck.searching.results import SearchResults
-    from attncheck.searching.search import SECONDS_TO_FINISH, Search, SearchOver, SearchRequest, stop_after
+    from attncheck.searching.search import (
+        SECONDS_TO_FINISH,
+        Search,
+        SearchRequest,
+        SearchTimeExpired,
+        stop_search_after,
+    )
     from attncheck.showing.probes import search_document, search_lines
     from attncheck.spec import OPERATIONS
 
@@ -110,7 +116,10 @@ def search(
     say = lambda line: typer.echo(f"attncheck: {line}", err=True)  # noqa: E731
     drawn = Search(request, subject, folder, results, say, start_time=begun)
     try:
-        with suppress(SearchOver), stop_after(drawn.seconds_left + SECONDS_TO_FINISH, subject.stop_workers):
+        with (
+            suppress(SearchTimeExpired),
+            stop_search_after(drawn.seconds_left + SECONDS_TO_FINISH, subject.stop_workers),
+        ):
             drawn.run()
             _write_scripts(drawn, chosen, limits)
     finally:

@@ -25,6 +25,6 @@ class VariantEntry(BackendEntry):
         return cast(Backend, import_module(self.module).variant_named(self.name))
 
 
-def entry_of(name: str) -> VariantEntry:
+def variant_entry(name: str) -> VariantEntry:
     """Return the entry of a variant, by its name in the catalogue."""
     return VariantEntry(name, _CATALOGUE, ("numpy",))

@@ -190,7 +190,7 @@ def _axis_faults(changes: AxisChanges, axis_name: str, axis: int, rank: int) -> 
 
 
 def _change_axis_of_rank(change: Callable[[Array, int], Array], axis: int, rank: int) -> Callable[[Array], Array]:
-    """Change an axis of arrays that have all of them."""
+    """Return a change along an axis, for arrays with ``rank`` axes."""
     return lambda array: change(array, axis) if array.ndim == rank else array
 
 
@@ -228,7 +228,7 @@ class StepArray:
     stage: str
 
     def possible_faults(self) -> Iterator[ArgumentFault]:
-        """Yield what may be wrong with it; of what is added up, the order is not."""
+        """Yield the faults that the array may have; another order of summed elements is none."""
         for name, store in _ROUNDINGS_BY_FORMAT.items():
             yield ArgumentFault(f"in_{name}", f"is stored in {_to_words(name)}", store)
         for axis, of in enumerate(self.axes, -len(self.axes)):
@@ -238,7 +238,7 @@ class StepArray:
                 yield from _axis_faults(LOOP_CHANGES, of, axis, len(self.axes))
 
     def steps_with_change(self, change: Callable[[Any], Any]) -> StepReplacements:
-        """Return the step that reads the array as another one."""
+        """Return the replacement of the step in which the array is changed."""
         right, place = getattr(numpy_backend, self.step.rpartition(".")[2]), self.argument_index
 
         def run_with_change(*arrays: Any, **keywords: Any) -> Any:

@@ -63,9 +63,9 @@ def backward_weights_clipped_at_one(call: AttentionCall) -> Array:
     return np.minimum(call.weights, 1)
 
 
-def _replace_group_sum(total: Callable[[Array], Array]) -> StepReplacements:
+def _replace_group_sum(sum_group: Callable[[Array], Array]) -> StepReplacements:
     """Bring the gradients of a group's query heads (B, Hkv, H / Hkv, ..) together in another way."""
-    return {"_sum_heads": lambda gradient, kv_heads: total(forms.split_into_groups(gradient, kv_heads))}
+    return {"_sum_heads": lambda gradient, kv_heads: sum_group(forms.split_into_groups(gradient, kv_heads))}
 
 
 def _sum_groups_as_if_tiled(gradient: Array, kv_heads: int) -> Array:
@@ -73,18 +73,18 @@ def _sum_groups_as_if_tiled(gradient: Array, kv_heads: int) -> Array:
 
 
 def _sum_first_queries(query_count: Callable[[int], int]) -> forms.MatrixProduct:
-    """Sum over the queries before this one alone."""
+    """Return a product that sums over only the first ``query_count(queries)`` queries."""
     return lambda weights, rows: backend._sum_over_queries(
         weights[..., : query_count(weights.shape[-2]), :], rows[..., : query_count(weights.shape[-2]), :]
     )
 
 
-def _zero_gradient_from(first: Callable[[int], int]) -> forms.MatrixProduct:
-    """Leave the gradient of keys or values at zero from this one on."""
+def _zero_gradient_from(first_zero_key: Callable[[int], int]) -> forms.MatrixProduct:
+    """Return a product that leaves the gradient at zero from key ``first_zero_key(keys)`` on."""
 
     def gradient_with_zeros(weights: Array, rows: Array) -> Array:
         gradient = backend._sum_over_queries(weights, rows)
-        gradient[..., first(gradient.shape[-2]) :, :] = 0
+        gradient[..., first_zero_key(gradient.shape[-2]) :, :] = 0
         return gradient
 
     return gradient_with_zeros
@@ -119,7 +119,7 @@ def _shift_backward_causality(steps: int) -> StepReplacements:
 def _change_bias_gradient_terms_if(
     applies: Callable[[AttentionCall], bool], change: Callable[[AttentionCall, Array], Array]
 ) -> StepReplacements:
-    """Sum other gradients of the logits for the bias, if ``applies``."""
+    """Sum other gradients of the logits for the bias, if ``applies(call)``."""
     return forms.change_bias_gradient_terms(
         lambda call, gradient: change(call, gradient) if applies(call) else gradient
     )

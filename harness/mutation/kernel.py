@@ -29,7 +29,7 @@ MatrixProduct: TypeAlias = Callable[[Array, Array], Array]
 
 
 def leave_unrounded(array: Array) -> Array:
-    """Store without rounding."""
+    """Return the array without rounding it."""
     return array
 
 
@@ -57,7 +57,7 @@ truncate_to_tf32: Rounding = partial(round_to_bits, bits=11, truncate=True)
 
 
 def rounding_to_dtype(dtype: Any) -> Rounding:
-    """Round to a format, its range included, and widen again."""
+    """Return a function that rounds to a dtype, also to its range, and widens again."""
     return lambda array: array.astype(dtype).astype(array.dtype)
 
 
@@ -100,7 +100,7 @@ def tiled_product(terms: int, store: Rounding = leave_unrounded, product: Matrix
 
 
 def product_over_queries(product: MatrixProduct) -> MatrixProduct:
-    """Sum over queries, as a backward pass does for keys and values, by a product of matrices."""
+    """Return a sum over queries, as in the backward pass of keys and values, by a product of matrices."""
     return lambda weights, rows: product(np.swapaxes(weights, -1, -2), rows)
 
 
@@ -173,7 +173,7 @@ def pairwise_matmul(left: Array, right: Array) -> Array:
 
 
 def accumulate_in_float64(operation: Callable[..., Array]) -> Callable[..., Array]:
-    """Accumulate in float64 and round once."""
+    """Return the operation, computed in float64 and rounded once."""
 
     def run_in_float64(*arrays: Array) -> Array:
         return operation(*(array.astype(np.float64) for array in arrays)).astype(arrays[0].dtype)
@@ -206,7 +206,7 @@ WIDE_STAGES = frozenset(name for name, spec in STAGE_SPECS.items() if spec.may_b
 
 
 class MixedPrecisionKernel(BackendVariant):
-    """A kernel that widens, computes and narrows, all but its ``wide_stages``; the steps of ``make_steps`` compute."""
+    """A kernel that widens 16-bit inputs, computes by ``make_steps``, and narrows all but its ``wide_stages``."""
 
     def __init__(
         self,

@@ -83,11 +83,11 @@ def _normalize_by_head(inputs: Array, weight: Array | None, norm: Norm, epsilon:
     return np.asarray(normalized * weight.reshape(inputs.shape[1], 1, -1))
 
 
-def _replace_norm_divisor(root: Callable[[Array, float], Array]) -> StepReplacements:
+def _replace_norm_divisor(divisor: Callable[[Array, float], Array]) -> StepReplacements:
     """Divide by another root, of the mean of squares or of their sum."""
     return {
-        "_root_mean_square": lambda squares, epsilon: root(squares.mean(axis=-1, keepdims=True), epsilon),
-        "_length": lambda squares, epsilon: root(squares.sum(axis=-1, keepdims=True), epsilon),
+        "_root_mean_square": lambda squares, epsilon: divisor(squares.mean(axis=-1, keepdims=True), epsilon),
+        "_length": lambda squares, epsilon: divisor(squares.sum(axis=-1, keepdims=True), epsilon),
     }
 
 
@@ -153,6 +153,8 @@ def _merge_weights_by_larger_part(scores: Array) -> Array:
 # What is right.
 MergedPart = tuple[Array, Array]
 """Output and log_sum_exp of parts that have been merged, (B, H, Lq, Dv) and (B, H, Lq)."""
+WeightsAndTotal = tuple[Array, Array]
+"""Weights of parts and the log_sum_exp of all of them, (B, H, Lq, N) and (B, H, Lq)."""
 
 
 def _replace_merge(merge: Callable[[list[MergedPart]], MergedPart]) -> StepReplacements:
@@ -170,7 +172,7 @@ def _replace_merge(merge: Callable[[list[MergedPart]], MergedPart]) -> StepRepla
 _register_right_merge = partial(register_control, _replace_merge)
 
 
-def _merge_by_weights(weigh: Callable[[Array], MergedPart]) -> Callable[[list[MergedPart]], MergedPart]:
+def _merge_by_weights(weigh: Callable[[Array], WeightsAndTotal]) -> Callable[[list[MergedPart]], MergedPart]:
     """Average the parts by weights, which come with the whole: ``weigh(totals)``, the parts along the last axis."""
 
     def merge_by_weights(parts: list[MergedPart]) -> MergedPart:
@@ -204,12 +206,12 @@ def _merge_by_logistic_function(first: MergedPart, second: MergedPart) -> Merged
     return output - share[..., np.newaxis] * (output - own_output), np.logaddexp(total, own_total)
 
 
-def _weights_from_log_sum_exp(totals: Array) -> MergedPart:
+def _weights_from_log_sum_exp(totals: Array) -> WeightsAndTotal:
     whole = backend.softmax(totals)["log_sum_exp"]
     return np.exp(totals - np.where(np.isneginf(whole), 0, whole)[..., np.newaxis]), whole
 
 
-def _merge_weights_in_base_two(totals: Array) -> MergedPart:
+def _merge_weights_in_base_two(totals: Array) -> WeightsAndTotal:
     highest = _finite_maximum(totals / _LN2)
     powers = np.exp2(totals / _LN2 - highest)
     sums = powers.sum(axis=-1, keepdims=True)

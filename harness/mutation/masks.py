@@ -36,7 +36,7 @@ _register_empty_row_fault = partial(register_fault, "empty rows", stage="weights
 
 
 def _filled_empty_rows(logits: Array, filled_logits: Array) -> Array:
-    """Return which rows have no key, but other logits; the axis of keys has length 1."""
+    """Return flags of the rows without a key whose logits are filled; the axis of keys has length 1."""
     return np.asarray((np.isneginf(logits) & ~np.isneginf(filled_logits)).any(axis=-1, keepdims=True))
 
 
@@ -46,7 +46,7 @@ def _change_uniform_row_logits(change: Callable[[Array, Array], Array]) -> StepR
 
 
 def _mask_begins_causally(problem: Problem) -> object:
-    """Return whether the first row of any batch entry's mask is that of a text."""
+    """Return whether the first row of any batch entry's mask is causal."""
     (queries, keys), mask = count_queries_and_keys(problem.inputs), problem.inputs["mask"]
     return mask.ndim > 1 and (mask[..., 0, :] == (np.arange(keys) <= keys - queries)).all(axis=-1).any()
 
@@ -54,13 +54,13 @@ def _mask_begins_causally(problem: Problem) -> object:
 _register_fill_fault = partial(register_fault, "mask fills", stage="masked")
 
 
-def _replace_fill_if_given(place: Callable[[Array, Array, Array, forms.MaskArguments], Array]) -> StepReplacements:
-    """Replace how a fill is set, if there is one: ``place(biased, allowed, fill, masks)``."""
+def _replace_fill_if_given(set_fill: Callable[[Array, Array, Array, forms.MaskArguments], Array]) -> StepReplacements:
+    """Replace how a fill is set, if there is one: ``set_fill(biased, allowed, fill, masks)``."""
 
     def fill_or_minus_infinity(biased: Array, allowed: Array, masks: forms.MaskArguments) -> Array:
         if masks["mask_fill"] is None:
             return np.where(allowed, biased, np.asarray(-np.inf, biased.dtype))
-        return place(biased, allowed, np.asarray(masks["mask_fill"], biased.dtype), masks)
+        return set_fill(biased, allowed, np.asarray(masks["mask_fill"], biased.dtype), masks)
 
     return forms.replace_fill(fill_or_minus_infinity)
 

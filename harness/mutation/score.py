@@ -446,7 +446,7 @@ _SKIPPED_CASES_NOTE = (
 )
 
 
-def run(
+def run_mutants_command(
     selection: CaseSelection,
     topics: Collection[str],
     seeds: Sequence[int],
@@ -517,7 +517,7 @@ def _score_line(frames: MutationFrames) -> str:
 
 
 def mutants_document(frames: MutationFrames, code: ExitCode, notes: Sequence[str] = ()) -> MutantsDocument:
-    """Return the same for programs."""
+    """Return the results as the JSON document of the command ``mutants``."""
     names = ("survivors", "caught_once", "flagged", "subjects", "catches", "rules")
     tables: dict[str, Any] = {name: to_json_rows(getattr(frames, name)) for name in names}
     return MutantsDocument(

@@ -59,7 +59,7 @@ _register_other_score_fault = partial(register_fault, "other scores", stage="sco
 
 
 def _replace_numpy_function(function: str, name: str) -> Callable[[Callable[[Array], Array]], StepReplacements]:
-    """Return the form in which a function of the backend uses another one of a name than NumPy's."""
+    """Return a form that replaces the NumPy function ``name`` in a function of the backend."""
     return lambda change: {f"{function}.np": numpy_with(**{name: change})}
 
 
@@ -70,8 +70,8 @@ _replace_activation, _replace_softcap_tanh = (
 _replace_exponential = _replace_numpy_function("_softmax_with_sinks", "exp")
 
 
-def _replace_hidden_layer(hidden: Callable[[Array, Array, Array | float], Array]) -> StepReplacements:
-    """Replace the hidden layer by ``hidden(query_part, key_part, bias)``."""
+def _replace_hidden_layer(hidden_layer: Callable[[Array, Array, Array | float], Array]) -> StepReplacements:
+    """Replace the hidden layer by ``hidden_layer(query_part, key_part, bias)``."""
 
     def additive_scores(
         query: Array, key: Array, query_weight: Array, key_weight: Array, score_vector: Array, *, score_bias: Any = None
@@ -79,7 +79,7 @@ def _replace_hidden_layer(hidden: Callable[[Array, Array, Array | float], Array]
         query_part = (query @ query_weight)[..., :, np.newaxis, :]  # (B, H, Lq, 1, A)
         key_part = (key @ key_weight)[..., np.newaxis, :, :]  # (B, H, 1, Lk, A)
         bias = np.zeros((), query_part.dtype) if score_bias is None else score_bias
-        return {"scores": hidden(query_part, key_part, bias) @ score_vector}
+        return {"scores": hidden_layer(query_part, key_part, bias) @ score_vector}
 
     return {"additive_scores": additive_scores}
 

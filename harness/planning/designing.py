@@ -89,8 +89,8 @@ class DesignRequest:
     def command(self) -> str:
         """The command that makes the design again."""
         widths = f" --widths {','.join(map(str, self.widths))}" if self.widths else ""
-        given = " ".join(self.user_implementation.given)
-        return f"attncheck design {given} --strength {self.strength}{widths} --tile {self.tile}"
+        arguments = " ".join(self.user_implementation.given)
+        return f"attncheck design {arguments} --strength {self.strength}{widths} --tile {self.tile}"
 
 
 def format_design(request: DesignRequest) -> str:

@@ -159,7 +159,7 @@ class DrawnInputs:
         for name in self.inputs:
             if self.problem.specs[name].scale_input in self.inputs and not self.problem.specs[name].is_per_block:
                 self._choose_code_scales(name)
-        self._relate_inputs()
+        self._draw_related_inputs()
 
     def _draw_input(self, name: str, spec: InputSpec, shape: Shape) -> None:
         """Draw an input, and together with the first operand the others that belong to it."""
@@ -268,7 +268,7 @@ class DrawnInputs:
         self.inputs[factor] = largest / most * self.random.uniform(1, 1.9)
         self.inputs[name] = array / self.inputs[factor][..., np.newaxis]
 
-    def _relate_inputs(self) -> None:
+    def _draw_related_inputs(self) -> None:
         """Limit counts to their sequences, draw related parts, poison keys that no query may use, and share arrays."""
         inputs, random = self.inputs, self.random
         if "cu_seqlens_k" in inputs and "key_lengths" in inputs:

@@ -390,12 +390,12 @@ _SIMPLE_WINDOWS = ((0, 0), (0, None), (None, 0), (1, 0), (0, 1), (1, 1), (1, Non
 def simplify_options(attempts: Attempts) -> None:
     """Give options simpler values."""
     for name in list(attempts.failing_problem.options):
-        for value in _simpler_values(OPTIONS[name]):
+        for value in _simpler_option_values(OPTIONS[name]):
             if attempts.try_change(partial(Problem.with_options, **{name: value})):
                 break
 
 
-def _simpler_values(spec: OptionSpec) -> Sequence[Any]:
+def _simpler_option_values(spec: OptionSpec) -> Sequence[Any]:
     if get_origin(spec.type) is tuple:
         return _SIMPLE_WINDOWS
     return [number for number in _SIMPLE_NUMBERS if number > 0 or not spec.positive] if spec.type is float else ()

@@ -95,13 +95,13 @@ SECONDS_TO_FINISH = 4.0
 ShowLine = Callable[[str], None]
 
 
-class SearchOver(Exception):
+class SearchTimeExpired(Exception):
     """The time of a search is over, in any step."""
 
 
 @contextmanager
-def stop_after(seconds: float, stop_calls: Callable[[], None]) -> Iterator[None]:
-    """Raise ``SearchOver`` in the main thread after so many seconds, after calling ``stop_calls``.
+def stop_search_after(seconds: float, stop_calls: Callable[[], None]) -> Iterator[None]:
+    """Raise ``SearchTimeExpired`` in the main thread after so many seconds, after calling ``stop_calls``.
 
     Without such a timer in the system, and in other threads, nothing is raised.
     """
@@ -112,7 +112,7 @@ def stop_after(seconds: float, stop_calls: Callable[[], None]) -> Iterator[None]
 
     def interrupt(number: int, frame: object) -> NoReturn:
         stop_calls()
-        raise SearchOver
+        raise SearchTimeExpired
 
     before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
@@ -273,7 +273,7 @@ class Search:
         self.show_line(f"problem {number} fails ({symptom}); reducing it")
         try:
             finding = self._reduce_failure(pending, symptom, answer)
-        except (SearchOver, KeyboardInterrupt):  # the problem is written unreduced
+        except (SearchTimeExpired, KeyboardInterrupt):  # the problem is written unreduced
             self.folder.findings.append(self._write_finding(problem, symptom, answer, number, None))
             raise
         if finding is not None:

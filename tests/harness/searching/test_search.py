@@ -26,7 +26,7 @@ from attncheck.cli import app
 from attncheck.common.errors import CaseError, OutputError, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.mutation import entry_of
+from attncheck.mutation import variant_entry
 from attncheck.reading.inputs import make_inputs, problem_from_case
 from attncheck.reading.problem import Problem
 from attncheck.reading.selection import case_address, select_case, select_cases
@@ -62,7 +62,7 @@ from attncheck.searching.reduction import (
     reduce_problem,
     simplicity_key,
 )
-from attncheck.searching.search import Search, SearchOver, simplest_in_new_process, stop_after
+from attncheck.searching.search import Search, SearchTimeExpired, simplest_in_new_process, stop_search_after
 from attncheck.searching.shapes import EDGE_LENGTHS
 from attncheck.spec import DTYPES, MEMORY_LAYOUTS, OPERATIONS, OPTIONS
 
@@ -93,10 +93,10 @@ def write(text: str) -> None:
 
 def test_a_search_ends_when_its_time_is_over_whatever_it_waits_for() -> None:
     ended = []
-    with pytest.raises(SearchOver), stop_after(0.01, lambda: ended.append("workers")):
+    with pytest.raises(SearchTimeExpired), stop_search_after(0.01, lambda: ended.append("workers")):
         Event().wait(600)
     assert ended == ["workers"]
-    with stop_after(math.inf, lambda: ended.append("again")):
+    with stop_search_after(math.inf, lambda: ended.append("again")):
         pass
     assert ended == ["workers"]
 
@@ -105,7 +105,7 @@ def test_a_failure_whose_reduction_is_cut_off_is_written_as_it_was_drawn(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def over(*_: object) -> None:
-        raise SearchOver
+        raise SearchTimeExpired
 
     write(WRONG)
     monkeypatch.setattr(ProblemSubject, "run_in_new_process", over)
@@ -339,7 +339,7 @@ def test_nothing_is_left_but_what_it_takes_and_every_step_is_simpler_than_the_on
 
 
 def test_a_fault_fails_its_reduced_case_in_a_fresh_process() -> None:
-    faulty = Implementation(entry_of("last_key_of_a_full_tile_of_16_dropped"), "eager")
+    faulty = Implementation(variant_entry("last_key_of_a_full_tile_of_16_dropped"), "eager")
     subject = ProblemSubject(faulty, Engine(Limits(keep_going=True), expected_failures=()))
     random = np.random.RandomState(2)
     inputs = {each: random.randn(1, 1, 32, 2) for each in ("query", "key", "value")}
