@@ -118,7 +118,7 @@ _FUNCTION_SIGNATURES = {name: signature(getattr(backend, name)) for name in OPER
 
 
 def faults_from_readings(*rows: tuple[Any, ...], **common_fields: Any) -> Iterator[dict[str, Any]]:
-    """Yield faults that apply a reading of the catalogue to their problem, as keywords of ``mutant``.
+    """Yield faults that apply a reading of the catalogue to their problem, as keywords of ``register_fault``.
 
     A row has the topic, the reading, and the defect in the wild; the fault has the reading's name. A fault that applies
     the reading only to some problems has its own name, and ``applies_to(problem)``. All have ``common_fields``.

@@ -316,7 +316,7 @@ class MutationFrames:
 
     @property
     def meets_naming_limit(self) -> bool:
-        """True if the share of wrongly named faults is at most ``MAX_WRONGLY_NAMED``."""
+        """True if the share of wrongly named faults is at most ``MAX_WRONGLY_NAMED_SHARE``."""
         counts = self.count_naming_results()
         return counts[WRONGLY] <= MAX_WRONGLY_NAMED_SHARE * sum(counts.values())
 

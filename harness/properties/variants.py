@@ -54,7 +54,7 @@ def change_along_axes(problem: Problem, letters: Mapping[str, ArrayChange]) -> P
     Example:
         >>> arrays = {name: np.arange(3.0).reshape(1, 1, 3, 1) for name in ("query", "key", "value")}
         >>> problem = Problem("attention", {}, {**arrays, "mask": np.array([[[[True, True, False]]]])})
-        >>> fewer = change_along(problem, {"Lk": take_indices([2, 0]), "T": take_indices([2, 0])})
+        >>> fewer = change_along_axes(problem, {"Lk": take_indices([2, 0]), "T": take_indices([2, 0])})
         >>> fewer.inputs["key"].ravel().tolist(), fewer.inputs["query"].shape, fewer.inputs["mask"].tolist()
         ([2.0, 0.0], (1, 1, 3, 1), [[[[False, True]]]])
     """
