@@ -147,7 +147,7 @@ class Judge:
 
     def is_red(self, stages: Stages, rounding_model: str) -> bool:
         """Return whether a result is wrong."""
-        truth = self.truth.for_returned(stages)
+        truth = self.truth.for_returned_dtypes(stages)
         judged = judge_stages(truth, stages, self.case.stage_shapes, rounding_model)
         return any(each.verdict.exit_code for each in judged)
 

@@ -388,7 +388,7 @@ def _named_by_a_run(faults: Sequence[str], plan: Plan, judge: Judge) -> Counter[
             continue
         with np.errstate(all="ignore"):
             computed = Computed({"output": kernel(**given)}, not_asked=unasked)
-        result = judge.judge(case, unit.dtype, inputs, {item.name: computed})
+        result = judge.judge_unit(case, unit.dtype, inputs, {item.name: computed})
         rows += [row for row in result.rows if row.verdict.exit_code]
         returned[item.name, case.id, unit.dtype] = computed
     found = diagnose_rows(rows, plan, judge, returned.get)

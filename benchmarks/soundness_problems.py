@@ -117,7 +117,7 @@ def draw_problem(draw: PooledDraw, number: int) -> DrawnProblem:
 
 def draw_dimensions(own: Operation, axes: frozenset[str], random: Random, seed: int, shapes: int) -> Dimensions:
     """Draw the shape of a problem of an operation, whose inputs have these axes, from the first shapes of a seed."""
-    if own.name in OPERATIONS_PER_HEAD and not own.has_gradients and random.rand() < _LARGE_SHARE:
+    if own.name in OPERATIONS_PER_HEAD and not own.computes_gradients and random.rand() < _LARGE_SHARE:
         return _LARGE[random.randint(len(_LARGE))]
     if own.has_projections and random.rand() < _DECODING_SHARE:
         return _DECODING

@@ -531,11 +531,13 @@ def matches_meaning(
     exact = truth.exact.get(question.stage)
     if exact is None or exact.high.shape != array.shape:
         return False
-    truth = truth.for_returned({question.stage: array})
+    truth = truth.for_returned_dtypes({question.stage: array})
     if meaning.factor == 1:
-        return stage_agrees(truth.reference(question.stage, rounding_model, array), array)
+        return stage_agrees(truth.stage_reference(question.stage, rounding_model, array), array)
     # A result in another unit is rounded to a neighbouring exponent at most, and so are its parts.
-    allowed = _UNIT_CHANGE_SLACK * (truth.bounds.of(rounding_model)[question.stage].max_error + exact.radius)
+    allowed = _UNIT_CHANGE_SLACK * (
+        truth.bounds.bounds_by_stage(rounding_model)[question.stage].max_error + exact.radius
+    )
     return bool((np.abs(array.astype(np.float64) * meaning.factor - exact.high) <= allowed).all())
 
 

@@ -117,7 +117,7 @@ def _backward_weights_error(
     of_columns = ZERO
     if rounding.product_unit:
         of_columns = _exponent_variance_from_keys(at.problem, query, key.value**2) * rounding.product_spread**2
-        of_columns = of_columns + rounding.product_common * scores.value**2
+        of_columns = of_columns + rounding.common_product_variance * scores.value**2
     if key.variance is not None:
         of_columns = add_errors(of_columns, _exponent_variance_from_keys(at.problem, query, key.variance))
     return BackwardWeights(
@@ -210,7 +210,7 @@ def _grad_weights_max_error(
     width, u_acc = values.shape[-1], rounding.accumulate_unit
     met = transposed(add_errors(np.abs(values), code_error))
     largest = gradient.magnitude
-    if gradient.max_error is not None and rounding.quantized:  # its errors are not small
+    if gradient.max_error is not None and rounding.quantized_operands:  # its errors are not small
         largest = largest + gradient.max_error
     underflow = rounding.weight_underflow if rounding.weight_gradient_unit > u_acc else rounding.accumulate_underflow
     relative = width * u_acc + rounding.product_error
@@ -433,7 +433,7 @@ def independent_exponent_variance(centred: CentredGradient, independent: Real, r
 def shared_truncation_variance(centred: CentredGradient, rounding: RoundingModel) -> Real:
     """Return the variance that cut off factors have in common, in dp and in Delta, which need not be the same."""
     size = np.abs(centred.gradient.value) + np.abs(centred.delta)
-    return rounding.product_common * size**2
+    return rounding.common_product_variance * size**2
 
 
 def sensitivity_to_score_scale(logits: GradLogits) -> Real:

@@ -337,7 +337,7 @@ def _sum_grad_value(weights: BackwardWeights, grad_output: Operand, rounding: Ro
     if of_codes is not ZERO:  # small ones all lose alike
         lost = (transposed(of_codes) @ size) ** 2
     if grad_output.max_error is not None and grad_output.variance is not None:
-        if rounding.quantized:  # their errors are not small
+        if rounding.quantized_operands:  # their errors are not small
             met = met + error
         max_error = max_error + transposed(met) @ grad_output.max_error
         variance = variance + transposed(rows.weights * rows.weights) @ grad_output.variance
@@ -445,7 +445,7 @@ def _grad_query_variance(scores: GradScores, key: Real, rounding: RoundingModel)
     variance: Real = _grad_query_exponent_variance(scores, key, mean, result, rounding)
     of_constants = slope.times(moved) @ key - mean * row_sums(moved)
     variance += rows.score_scale_variance(rounding) * (of_constants - result * rows.mean_shifted) ** 2
-    common = weights.sum_variance + rounding.product_common
+    common = weights.sum_variance + rounding.common_product_variance
     variance += common * (np.abs(result) + np.abs(centred.delta * mean)) ** 2
     if gradient.shares_errors:
         of_row = np.sqrt(gradient.factor_variance)  # a rounded g meets every key

@@ -94,7 +94,7 @@ def introduced_bounds(
     multi_head_attention, without which there is no bound. None where such a predecessor is missing or one is, at an
     attended key, not finite; and for gradients, none of which follows from another.
     """
-    if OPERATIONS[problem.operation].has_gradients:
+    if OPERATIONS[problem.operation].computes_gradients:
         return None
     problem = prepare_for_bounds(problem)
     graph = graph_of(problem)

@@ -216,7 +216,7 @@ def _weights_and_largest(weights: Weights | Operand) -> tuple[Real, Real, Real]:
 def _mean_latents_with_error(at: ErrorContext, exact: Real, size: Real, count: Real) -> Operand:
     """Return the weighted mean of latent vectors with its error: (B, H, Lq, C)."""
     rounding, latents = at.rounding, at.problem.array("value")
-    terms = count + np.ceil(count / rounding.block)
+    terms = count + np.ceil(count / rounding.min_block_keys)
     mean = exact @ latents
     relative = terms * rounding.accumulate_unit + 2 * rounding.compute_unit + rounding.output_unit
     relative = relative + rounding.product_error

@@ -231,7 +231,7 @@ def matmul_variance_factors(rounding: RoundingModel, length: int | Real) -> tupl
     of_total, of_squares = (inner_product_variance(rounding, length, *terms) for terms in ((_ONE, ZERO), (ZERO, _ONE)))
     if not rounding.product_unit:
         return of_total, of_squares
-    return of_total + rounding.product_common, of_squares + 2 * rounding.product_spread**2
+    return of_total + rounding.common_product_variance, of_squares + 2 * rounding.product_spread**2
 
 
 def matmul_variance(rounding: RoundingModel, length: int | Real, total_square: Real, squares: Real) -> Real:
@@ -312,7 +312,7 @@ def quantized_operand(name: str, operand: Operand, rounding: RoundingModel) -> O
         return operand
     less, of_mean = operand.value, np.zeros(())
     size = np.where(np.isfinite(operand.value), operand.magnitude, 0.0)
-    if quantization.is_centred:
+    if quantization.subtracts_mean:
         mean, of_mean = quantization_mean(operand.value, quantization), mean_subtraction_error(name, operand, rounding)
         less = _subtract_mean(operand.value, mean, name, quantization)
         # A mean that is added up in pairs and stored in the format of results is another one.
@@ -336,7 +336,7 @@ _PAIRWISE_SUM_UNITS = 8
 def quantization_mean(value: Real, quantization: Quantization) -> Real:
     """Return the mean of each head or block of an operand, (..., L, D), which is subtracted before it becomes codes."""
     length = value.shape[-2]
-    starts = np.arange(0, length, quantization.mean_of or length)
+    starts = np.arange(0, length, quantization.mean_block_rows or length)
     rows = np.diff([*starts, length])
     return np.repeat(np.add.reduceat(zero_nonfinite(value), starts, axis=-2) / rows[:, np.newaxis], rows, axis=-2)
 
@@ -346,7 +346,7 @@ def _subtract_mean(value: Real, mean: Real, name: str, quantization: Quantizatio
     less, length = value - mean, value.shape[-2]
     if name == "key":
         return less
-    whole = length - length % quantization.mean_of if quantization.mean_of else 0
+    whole = length - length % quantization.mean_block_rows if quantization.mean_block_rows else 0
     is_less = (np.arange(length)[:, np.newaxis] < whole) | (np.abs(less) > np.abs(value))
     return np.where(is_less, less, value)
 
@@ -354,11 +354,11 @@ def _subtract_mean(value: Real, mean: Real, name: str, quantization: Quantizatio
 def mean_subtraction_error(name: str, operand: Operand, rounding: RoundingModel) -> Real:
     """Bound the error of each element by the subtraction of a mean whose product is added back later."""
     quantization = rounding.quantization_of(name)
-    if quantization is None or not quantization.is_centred or not operand.value.size:
+    if quantization is None or not quantization.subtracts_mean or not operand.value.size:
         return ZERO
     mean, (length, width) = quantization_mean(operand.value, quantization), operand.value.shape[-2:]
     size = np.where(np.isfinite(operand.value), operand.magnitude, 0.0)
-    summed = width * rounding.for_scores.accumulate_unit + (length + 4) * _FLOAT32_UNIT
+    summed = width * rounding.for_score_product.accumulate_unit + (length + 4) * _FLOAT32_UNIT
     error: Real = rounding.output_unit * np.abs(zero_nonfinite(operand.value) - mean) + summed * (size + np.abs(mean))
     return error
 
@@ -366,7 +366,7 @@ def mean_subtraction_error(name: str, operand: Operand, rounding: RoundingModel)
 def restored_mean_error(query: Operand, key: Operand, rounding: RoundingModel) -> Real | None:
     """Bound the error of q m, m the keys' mean, which log_sum_exp adds back in the format of results: (..., Lq, 1)."""
     quantization, unit = rounding.quantization_of("key"), rounding.output_unit
-    if quantization is None or not quantization.is_centred or not key.value.size:
+    if quantization is None or not quantization.subtracts_mean or not key.value.size:
         return None
     mean, apart = (
         transposed(repeat_heads(quantization_mean(numbers, quantization)[..., :1, :], count_heads(query.value)))
@@ -394,27 +394,27 @@ def quantization_error(name: str, size: Real, rounding: RoundingModel, whole: Re
     if quantization is None or not size.size:
         return ZERO
     grid = quantization.grid
-    if quantization.per == "none":
-        scale, lost = np.ones(()), np.maximum(size - min(grid.largest, grid.shorter), 0.0)
+    if quantization.scale_group == "none":
+        scale, lost = np.ones(()), np.maximum(size - min(grid.largest, grid.shorter_end), 0.0)
     else:
-        kept, scale = SCALE_FORMATS[quantization.scale_in], _block_maxima(size, quantization) / grid.largest
+        kept, scale = SCALE_FORMATS[quantization.scale_format], _block_maxima(size, quantization) / grid.largest
         largest = scale.max() if whole is None else whole / grid.largest
-        least = kept.least * largest if kept.second else kept.least
-        scale, lost = (1 + kept.unit) * scale + least, quantization.scale_error * size + least * grid.largest
+        least = kept.absolute_error * largest if kept.has_second_scale else kept.absolute_error
+        scale, lost = (1 + kept.unit_roundoff) * scale + least, quantization.scale_error * size + least * grid.largest
         lost = lost + np.maximum(size - kept.largest * grid.largest, 0.0)
-    unit = max(grid.unit / (1 + grid.unit), 1 - grid.shorter / grid.largest)
-    error: Real = np.maximum(unit * size, scale * (grid.step / 2)) + 4 * _FLOAT32_UNIT * size + lost
+    unit = max(grid.unit_roundoff / (1 + grid.unit_roundoff), 1 - grid.shorter_end / grid.largest)
+    error: Real = np.maximum(unit * size, scale * (grid.smallest_step / 2)) + 4 * _FLOAT32_UNIT * size + lost
     return np.where(size > 0, error, 0.0)
 
 
 def _block_maxima(size: Real, quantization: Quantization) -> Real:
     """Return, for each element, the largest magnitude of the elements that share its scale."""
     largest: Real
-    if quantization.per in _AXES_SHARING_SCALE:
-        largest = size.max(axis=_AXES_SHARING_SCALE[quantization.per], keepdims=True)
+    if quantization.scale_group in _AXES_SHARING_SCALE:
+        largest = size.max(axis=_AXES_SHARING_SCALE[quantization.scale_group], keepdims=True)
         return largest
-    axis = -1 if quantization.per == "columns" else -2
-    shared = size.max(axis=-1, keepdims=True) if quantization.per == "rows" else size
-    starts = np.arange(0, size.shape[axis], quantization.count)
-    largest = np.repeat(np.maximum.reduceat(shared, starts, axis=axis), quantization.count, axis=axis)
+    axis = -1 if quantization.scale_group == "columns" else -2
+    shared = size.max(axis=-1, keepdims=True) if quantization.scale_group == "rows" else size
+    starts = np.arange(0, size.shape[axis], quantization.group_size)
+    largest = np.repeat(np.maximum.reduceat(shared, starts, axis=axis), quantization.group_size, axis=axis)
     return largest.take(np.arange(size.shape[axis]), axis=axis)

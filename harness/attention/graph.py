@@ -110,7 +110,7 @@ def _build_graph(operation: str, score: str, softcap_follows: str, present: froz
         "weights": GraphNode(WEIGHTS, ("exponentials",)),
         "log_sum_exp": GraphNode(LOG_SUM_EXP, ("exponentials",)),
     }
-    if operation == "attention" or OPERATIONS[operation].score:
+    if operation == "attention" or OPERATIONS[operation].fixed_score:
         graph["output"] = GraphNode(WEIGHTED_MEAN, ("weights", "value"))
     if operation == "multi_head_attention":
         graph |= {name: GraphNode(projection_step(name), ()) for name in PROJECTIONS}

@@ -45,7 +45,7 @@ def statistics_rounding(rounding: RoundingModel) -> RoundingModel:
     """Return the roundings of the softmax over parts, and of a log_sum_exp that is returned."""
     wide = statistics_dtype(rounding.dtype)
     widened = rounding if wide == rounding.dtype else rounding_model_named("native", wide)
-    return replace(widened, block=1, from_log_sum_exp=True)
+    return replace(widened, min_block_keys=1, from_log_sum_exp=True)
 
 
 def _mean_rounding(rounding: RoundingModel) -> RoundingModel:

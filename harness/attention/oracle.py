@@ -66,7 +66,7 @@ from attncheck.attention.sampling import OPERATIONS_SUMMING_QUERIES
 from attncheck.attention.walk import exact_walk, magnitude_walk, stage_magnitude
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import count_scores
-from attncheck.spec import OPERATIONS, STAGES, computed_stages, query_axis, stages_of
+from attncheck.spec import OPERATIONS, STAGES, computed_stages, query_axis, stages_of_part
 
 Result = TypeVar("Result")
 
@@ -82,7 +82,7 @@ _ELEMENTS_AT_A_TIME = 1 << 17
 _STAGES_WITHOUT_QUERIES = tuple(
     name
     for part in ("projections", "normalizations", "rotations")
-    for name in stages_of(part)
+    for name in stages_of_part(part)
     if query_axis(name) is None
 )
 """Stages that are the same for every part of the queries."""
@@ -244,7 +244,7 @@ def needs_key_blocks(problem: Problem, stages: Collection[str]) -> bool:
         needs_none
         and graph_of(Computation.as_given(problem))["output"].operands == ("weights", "value")
         and options.get("mask_fill") is None
-        and not any(spec.adds_a_key and name in inputs for name, spec in OPERATIONS[operation].inputs.items())
+        and not any(spec.adds_key and name in inputs for name, spec in OPERATIONS[operation].inputs.items())
     )
     return needs_none and count_scores(operation, options, inputs) > MIN_ELEMENTS
 

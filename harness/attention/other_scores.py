@@ -123,7 +123,7 @@ def _bilinear_variance(
     outer = matmul_variance(rounding, weight.shape[1], exact * exact, (projected * projected) @ square_k)
     variance: Real = _projected_variance(query, weight, projected, rounding) @ square_k + outer
     # What cuts have in common is in one product as in the other.
-    return variance + 2 * rounding.product_common * exact * exact if rounding.product_unit else variance
+    return variance + 2 * rounding.common_product_variance * exact * exact if rounding.product_unit else variance
 
 
 def _exact_additive_scores(problem: Computation, query: ExactArray, key: ExactArray) -> ExactArray:
@@ -286,7 +286,7 @@ def _bound_cosine_scores(query: Operand, key: Operand, scale: float, exact: Real
         matmul_variance(rounding, width, square, squares)
         + 2 * (u_c**2 + rounding.score_unit**2) * squares
         + of_lengths
-        + square * rounding.product_common
+        + square * rounding.common_product_variance
     )
     # One query, divided by its length, meets all keys of its row; the scale is one number.
     of_query = (u_c**2 + rounding.score_unit**2) * squares + of_lengths

@@ -31,7 +31,7 @@ _CANONICAL_OPERATIONS = [operation for operation in OPERATIONS.values() if not o
 _INPUT_SPECS: Mapping[str, InputSpec] = {
     name: spec for operation in _CANONICAL_OPERATIONS for name, spec in operation.inputs.items()
 }
-_INPUTS_THAT_ADD_KEY = tuple(name for name, spec in _INPUT_SPECS.items() if spec.adds_a_key)
+_INPUTS_THAT_ADD_KEY = tuple(name for name, spec in _INPUT_SPECS.items() if spec.adds_key)
 _KEY_AXES: Mapping[str, int] = {
     **{"key": -2, "value": -2, "mask": -1},
     **{name: spec.axes.index("T") - len(spec.axes) for name, spec in FOLDED_INPUTS.items() if "T" in spec.axes},
@@ -63,7 +63,7 @@ class Computation(Problem):
     tanh.) The radius of a stage is compared with this sum.
 
     The last ``added_keys`` (one or none) are not keys of the case: a key of zeros with a value of zeros represents an
-    input that ``adds_a_key``. Outside the oracle and the bounds, no stage has this key (``without_added_key``). A
+    input that ``adds_key``. Outside the oracle and the bounds, no stage has this key (``without_added_key``). A
     problem that ``is_wide`` is for bounds, in float64.
     """
 
@@ -266,13 +266,13 @@ class Computation(Problem):
         return array if (np.isfinite(array) | unattended).all() else None
 
 
-_KNOWN_OPTIONS = {name for name, spec in OPTIONS.items() if not spec.for_reading} - {"window"} | {
+_KNOWN_OPTIONS = {name for name, spec in OPTIONS.items() if not spec.only_in_files} - {"window"} | {
     "score",
     "softcap_follows",
 }
 _KNOWN_OPTIONS |= {"epsilon_at", "unnormalized"}  # what other readings of a norm have
 # What the caller folds first: into one mask, joined keys, and rows for each query and key.
-_FOLDED_AWAY_INPUTS = {name for name, spec in _INPUT_SPECS.items() if spec.folds_into}
+_FOLDED_AWAY_INPUTS = {name for name, spec in _INPUT_SPECS.items() if spec.folds_into_input}
 _KNOWN_INPUTS = {name for score in SCORE_INPUTS.values() for name in score}.union(
     *(operation.inputs for operation in _CANONICAL_OPERATIONS), FOLDED_INPUTS
 ) - _FOLDED_AWAY_INPUTS

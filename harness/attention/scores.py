@@ -60,9 +60,12 @@ def _product_error(at: ErrorContext, query: Operand, key: Operand) -> ProductSum
     if query.max_error is not None and met.value is not key.value:  # the mean of the keys meets that as well
         met = replace(met, value=np.maximum(np.abs(met.value), np.abs(key.value)))
     met = met.repeat_heads(count_heads(query.value))
-    products, centred = compute_product_sums(stored, met, at.rounding.for_scores), at.rounding.quantization_of("query")
+    products, centred = (
+        compute_product_sums(stored, met, at.rounding.for_score_product),
+        at.rounding.quantization_of("query"),
+    )
     products = replace(products, restored_mean_error=restored_mean_error(query, key, at.rounding))
-    if centred is None or not centred.is_centred or not query.value.size:
+    if centred is None or not centred.subtracts_mean or not query.value.size:
         return products
     # The product of the mean with the keys is given back, in the format of results, by keys that are no codes yet.
     mean, unit = quantization_mean(query.value, centred), at.rounding.output_unit
@@ -250,7 +253,7 @@ def bound_scaled_scores(products: ProductSums, scale: Factor, exact: Real, round
     over u_acc. A scale folded into q or k must keep that: it must be a power of 4 (its square root is then a power of
     two as well), or the class must not fold.
     """
-    rounding = rounding.for_scores
+    rounding = rounding.for_score_product
     size, constant, room = abs(scale), count_scale_roundings(scale), 1 + 8 * rounding.coarsest_unit
     folds_exactly = folds_exactly_into_operands(scale, rounding)
     sums, stores = count_product_roundings(products, rounding, folds_exactly)
@@ -271,12 +274,12 @@ def bound_scaled_scores(products: ProductSums, scale: Factor, exact: Real, round
     independent *= sums
     shared = 2 * prescaled**2 * squares if prescaled.any() else ZERO
     # What cuts take away from a projected query and from a projected key adds up.
-    common = 2 * (products.computed * rounding.cut_mean) ** 2
+    common = 2 * (products.computed * rounding.mean_truncation_error) ** 2
     if rounding.product_unit:
         # A query is rounded for all keys of its row at once; partial sums that are cut off err in one direction.
         of_each = (rounded > 0) * rounding.product_spread**2 * squares
         independent, shared = independent + of_each, add_errors(shared, of_each)
-        common = (1 + products.computed) ** 2 * rounding.product_common if bool((rounded > 0).any()) else 0.0
+        common = (1 + products.computed) ** 2 * rounding.common_product_variance if bool((rounded > 0).any()) else 0.0
     independent += rounding.score_unit**2 * (count_constant_roundings(constant, folds_exactly) ** 2 + stores) * square
     if products.independent is not ZERO:
         independent += size**2 * products.independent

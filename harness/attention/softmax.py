@@ -132,7 +132,7 @@ def softmax_error(error: Logits, weights: Real, log_sum_exp: Real, rounding: Rou
     if not whole:
         distance, shifted, weights = (np.where(attended, array, 0.0) for array in (distance, shifted, weights))
     count = np.full(highest.shape, float(logits.shape[-1])) if whole else row_sums(attended.astype(np.float64))
-    blocks = np.ceil(count / rounding.block)
+    blocks = np.ceil(count / rounding.min_block_keys)
     rescalings = 1 + np.log1p(blocks)
     largest = (shifted + distance).max(axis=-1, keepdims=True, initial=0.0)
     common, apart, beyond = ZERO, maximum, largest
@@ -419,7 +419,7 @@ WEIGHTS = Step(
 )
 LOG_SUM_EXP = Step(
     lambda _, powers: log_row_sums(powers),
-    lambda at, rows: BoundedStage(at.value, log_sum_exp_bound(rows, at.value, at.rounding.for_statistics)),
+    lambda at, rows: BoundedStage(at.value, log_sum_exp_bound(rows, at.value, at.rounding.for_log_sum_exp)),
     lambda _, __, both: both.radius.log_sum_exp,
     reach=lambda _, row: row[..., 0],
     value=lambda _, both: both.log_sum_exp,

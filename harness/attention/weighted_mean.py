@@ -164,7 +164,7 @@ def bound_mean_of_returned_weights(weights: Operand, value: Operand, exact: Real
     """
     w, unit, size = np.abs(weights.value), rounding.compute_unit, zero_nonfinite(value.magnitude)
     count = (w > 0).sum(axis=-1, keepdims=True, dtype=np.float64)
-    terms, stored = count + np.ceil(count / rounding.block), rounding.output_count * rounding.output_unit
+    terms, stored = count + np.ceil(count / rounding.min_block_keys), rounding.output_count * rounding.output_unit
     # A fused kernel rounds what it returns as weights; its values never met that.
     of_weights = rounding.weight_unit + 2 * unit + (rounding.output_unit if unit < rounding.output_unit else 0)
     relative = relative_sum_error(rounding, terms) + (of_weights + rounding.product_error)
@@ -206,8 +206,10 @@ def _narrow_weights_mean_error(rows: SoftmaxError, scaled: _ScaledColumns, round
     codes = rounding.quantization_of("weights")
     if codes is None:
         return lost
-    scale = SCALE_FORMATS[codes.scale_in]
-    return np.minimum(lost, (_WEIGHT_SLACK + 2 * scale.unit + rows.count * scale.least) * scaled.largest)
+    scale = SCALE_FORMATS[codes.scale_format]
+    return np.minimum(
+        lost, (_WEIGHT_SLACK + 2 * scale.unit_roundoff + rows.count * scale.absolute_error) * scaled.largest
+    )
 
 
 def max_mean_change(rows: SoftmaxError, value: Real, mean: Real) -> Real:
@@ -243,7 +245,7 @@ def _output_max_error(
     moved = np.minimum(grown_size + output * rows.grown_sum, by_variance) / rows.least_sum
     moved = np.minimum(moved, _max_distance_to_values(rows, scaled))
     if (
-        rounding.quantized
+        rounding.quantized_operands
         and rows.weights.size * output.shape[-1] <= _MAX_SORTED_PRODUCTS
         and not rounding.from_log_sum_exp
     ):
@@ -287,7 +289,7 @@ def _output_variance(rows: SoftmaxError, scaled: _ScaledColumns, variance: Real,
     if scaled.value.variance is not None:
         spread += rows.squares @ scaled.value.variance
         if rounding.product_unit:  # what cuts have in common is in a projected value, too
-            spread += 2 * rounding.product_common * square_o
+            spread += 2 * rounding.common_product_variance * square_o
     return spread
 
 

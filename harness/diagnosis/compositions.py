@@ -89,7 +89,7 @@ class ComposedCase:
             return None
         if any(truth.exact[stage].shape != array.shape for stage, array in stages.items()):
             return None
-        references = ((stage, truth.reference(stage, rounding_model, array)) for stage, array in stages.items())
+        references = ((stage, truth.stage_reference(stage, rounding_model, array)) for stage, array in stages.items())
         right = {stage: stages[stage] for stage, reference in references if stage_agrees(reference, stages[stage])}
         failing = {stage: array for stage, array in stages.items() if stage not in right}
         if not failing:
@@ -212,7 +212,7 @@ def _sort_key(matches: Mapping[CaseKey, Match]) -> tuple[int, bool]:
 def _append_match(reading: AppliedReading, match: Match) -> Match:
     if not reading.name:
         return match
-    stage = min(reading.stage, match.stage, key=stage_position)
+    stage = min(reading.first_stage, match.stage, key=stage_position)
     verdict = max(reading.verdict.value, match.verdict, key=lambda name: name != Verdict.SEMANTIC)
     description = f"{reading.description}{DESCRIPTIONS_SEPARATOR}{match.description}"
     return replace(
@@ -238,14 +238,14 @@ def combined_readings(problem: Problem, names: Sequence[str]) -> Iterator[Applie
     for parts in _reading_sequences(problem, names, ()):
         if not parts:
             return
-        first = min(parts, key=lambda part: stage_position(part.stage))
+        first = min(parts, key=lambda part: stage_position(part.first_stage))
         name, description = (
             CONVENTIONS_SEPARATOR.join(part.name for part in parts),
             DESCRIPTIONS_SEPARATOR.join(part.description for part in parts),
         )
         verdict = Verdict.SEMANTIC if all(part.verdict is Verdict.SEMANTIC for part in parts) else Verdict.NUMERIC
-        problem, stage = parts[-1].problem, first.stage
-        yield AppliedReading(problem, stage=stage, name=name, description=description, verdict=verdict)
+        problem, stage = parts[-1].problem, first.first_stage
+        yield AppliedReading(problem, first_stage=stage, name=name, description=description, verdict=verdict)
 
 
 def _reading_sequences(
@@ -254,8 +254,12 @@ def _reading_sequences(
     if not names:
         yield parts
         return
-    options = {part.option[0] for part in parts if part.option is not None}
-    forms = (form for form in readings_named(names[0], problem) if form.option is None or form.option[0] not in options)
+    options = {part.declarable_convention[0] for part in parts if part.declarable_convention is not None}
+    forms = (
+        form
+        for form in readings_named(names[0], problem)
+        if form.declarable_convention is None or form.declarable_convention[0] not in options
+    )
     has_form = False
     for form in forms:
         has_form = True

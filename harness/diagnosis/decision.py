@@ -31,7 +31,7 @@ from typing import TypeVar
 from attncheck.diagnosis.case_evidence import Evidence, Match
 from attncheck.judging.alternatives import AppliedReading
 from attncheck.spec import ACCURACY_PREFIX
-from attncheck.spec.verdicts import WRONG_NUMBERS, Verdict
+from attncheck.spec.verdicts import WRONG_NUMBER_VERDICTS, Verdict
 
 CaseKey = TypeVar("CaseKey")
 MIN_RATIO = 3
@@ -52,7 +52,7 @@ NAME_SEPARATOR = " or "
 """Separator of the names of readings that the cases cannot distinguish."""
 
 
-DIAGNOSABLE = (*WRONG_NUMBERS, Verdict.SEMANTIC)
+DIAGNOSABLE = (*WRONG_NUMBER_VERDICTS, Verdict.SEMANTIC)
 """Verdicts of stages that a diagnosis examines."""
 
 
@@ -76,10 +76,18 @@ def evidence_of(findings: Findings, stage: str, operation: str) -> Evidence:
 
 def match_of(alternative: AppliedReading, stage: str) -> Match:
     """Return the fit of a reading to a case, in words for the first failing stage of the case."""
-    description, unsure = (text.format(stage=stage) for text in (alternative.description, alternative.unsure))
-    kind = alternative.stage, alternative.verdict.value, alternative.answer_key
+    description, unsure = (
+        text.format(stage=stage) for text in (alternative.description, alternative.ambiguous_description)
+    )
+    kind = alternative.first_stage, alternative.verdict.value, alternative.comparison_key
     return Match(
-        alternative.name, description, *kind, unsure, alternative.is_fitted, alternative.factor, alternative.shared
+        alternative.name,
+        description,
+        *kind,
+        unsure,
+        alternative.is_fitted,
+        alternative.factor,
+        alternative.common_description,
     )
 
 
@@ -288,7 +296,7 @@ class Findings:
         if (named := self.named) is None:
             return None
         return NAME_SEPARATOR.join(
-            sorted({reading.name for reading in self.matches if reading.answer_key == named.answer_key})
+            sorted({reading.name for reading in self.matches if reading.comparison_key == named.comparison_key})
         )
 
     @property
@@ -297,19 +305,25 @@ class Findings:
 
         A result that is right under another convention gets the verdict ``semantic``, even if a mistake fits, too.
         """
-        answers = {match.answer_key: match for match in reversed(self.matches)}
+        answers = {match.comparison_key: match for match in reversed(self.matches)}
         if not answers:
             return None
         if len(answers) == 1:
             first = self.matches[0]
-            shared = {"" if match.is_fitted else match.shared for match in self.matches}
+            shared = {"" if match.is_fitted else match.common_description for match in self.matches}
             if len(shared) == 1 and (text := shared.pop()):
                 return replace(first, description=text)
-            return replace(first, description=first.unsure) if len(self.matches) > 1 and first.unsure else first
+            return (
+                replace(first, description=first.ambiguous_description)
+                if len(self.matches) > 1 and first.ambiguous_description
+                else first
+            )
         convention = next((match for match in self.matches if match.verdict is Verdict.SEMANTIC), None)
         if convention is None:
             return None
-        others = [match.description for match in answers.values() if match.answer_key != convention.answer_key][::-1]
+        others = [match.description for match in answers.values() if match.comparison_key != convention.comparison_key][
+            ::-1
+        ]
         description = f"{convention.description} (or {', or '.join(others)}: this case does not tell them apart)"
         return replace(convention, description=description)
 

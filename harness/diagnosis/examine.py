@@ -32,17 +32,17 @@ from attncheck.diagnosis.wrong_result import (
 from attncheck.execution.worker import Computed
 from attncheck.judging.alternatives import AppliedReading
 from attncheck.judging.exact_stages import Stages
-from attncheck.judging.judge import stage_rows
+from attncheck.judging.judge import make_stage_rows
 from attncheck.judging.judge_implementation import (
     ConventionStartingPoint,
     JudgedStages,
     excuse_convention,
     judge_implementation,
-    mark_faults,
-    name_convention,
+    mark_faulty_stages,
+    name_reading_in_message,
     stages_with_wrong_numbers,
 )
-from attncheck.judging.judge_stages import StageJudgement, well_formed_stages
+from attncheck.judging.judge_stages import StageJudgement, select_well_formed_stages
 from attncheck.judging.truth import Truth, truth_of_reading
 from attncheck.judging.undefined import scores_shape
 from attncheck.judging.xfail import KnownEmptyRows
@@ -119,8 +119,8 @@ def _readings_that_fill_empty_rows(wrong: WrongResult) -> list[AppliedReading]:
         and readings.distance(alternative, wrong.stages) <= _MAX_BOUND_RATIO * wrong.allowed_difference
         and (
             alternative.problem.options.get("empty_rows") != options.get("empty_rows")
-            or readings.approximation(alternative).undefined_rows.empty.sum()
-            < readings.of_case.undefined_rows.empty.sum()
+            or readings.approximation(alternative).undefined_rows.empty_rows.sum()
+            < readings.of_case.undefined_rows.empty_rows.sum()
         )
     ]
     worth_trying = [*candidates[:MAX_TRIALS], *filter(readings.has_no_distance, wrong.applicable)]
@@ -129,7 +129,7 @@ def _readings_that_fill_empty_rows(wrong: WrongResult) -> list[AppliedReading]:
 
 def _is_small(wrong: WrongResult) -> bool:
     size = math.prod(scores_shape(wrong.truth.stages.computation))
-    return wrong.truth.judged.query_rows is None and size <= MAX_SCORES_TO_TRY
+    return wrong.truth.judged_problem.judged_rows is None and size <= MAX_SCORES_TO_TRY
 
 
 def _rank_readings(wrong: WrongResult) -> tuple[list[AppliedReading], set[AppliedReading]]:
@@ -153,7 +153,7 @@ def _rank_readings(wrong: WrongResult) -> tuple[list[AppliedReading], set[Applie
     nearest = [alternative for *_, alternative in sorted(ranked, key=lambda entry: entry[:2])]
     # A step needs no exact arithmetic, so all steps are tried, and only those that fit count as candidates.
     for alternative in without_distance:
-        if alternative.replacement is None or try_reading(wrong, alternative):
+        if alternative.step_replacement is None or try_reading(wrong, alternative):
             nearest.append(alternative)
         elif is_distinguishable(wrong, alternative):
             refuted.add(alternative)
@@ -165,8 +165,8 @@ def _fit_numbers(wrong: WrongResult) -> tuple[list[AppliedReading], set[str]]:
     missed = set[str]()
     matches: dict[str, AppliedReading] = {}
     for alternative in fitted_readings(wrong):
-        is_near = alternative.replacement is not None or (
-            relative_distance(approximate(alternative.problem, wrong.truth.judged.query_rows), wrong.stages)
+        is_near = alternative.step_replacement is not None or (
+            relative_distance(approximate(alternative.problem, wrong.truth.judged_problem.judged_rows), wrong.stages)
             <= _MAX_BOUND_RATIO * wrong.allowed_difference
         )
         if not is_near:
@@ -218,7 +218,7 @@ def judge_and_diagnose(
         return unexplained
     last = judged.starting_points[-1]
     empty_rows = last if isinstance(last, ConventionStartingPoint) else None
-    sound, findings = well_formed_stages(truth.for_returned(stages), stages, shapes), NO_FINDINGS
+    sound, findings = select_well_formed_stages(truth.for_returned_dtypes(stages), stages, shapes), NO_FINDINGS
     for start in judged.starting_points:
         failed = {stage: sound[stage] for stage in stages_with_wrong_numbers(start.judgements)}
         right = {
@@ -233,14 +233,21 @@ def judge_and_diagnose(
             description = diagnosis.description.format(stage=next(iter(failed)))
             # If the diagnosis is a mistake, the known result of rows without a key does not change its size.
             sized = start
-            if empty_rows is not None and diagnosis.option == empty_rows.convention.option:
+            if (
+                empty_rows is not None
+                and diagnosis.declarable_convention == empty_rows.convention.declarable_convention
+            ):
                 sized = empty_rows
             named = [
-                name_convention(judgement, diagnosis, description) if judgement.stage in failed else judgement
+                name_reading_in_message(judgement, diagnosis, description) if judgement.stage in failed else judgement
                 for judgement in sized.judgements
             ]
             # A stage that is right in this case does not show where a reading begins.
-            begins_at = diagnosis.stage if diagnosis.stage and diagnosis.stage not in right else judged.begins_at
+            begins_at = (
+                diagnosis.first_stage
+                if diagnosis.first_stage and diagnosis.first_stage not in right
+                else judged.begins_at
+            )
             return DiagnosedStages(
                 **vars(excuse_convention(named, begins_at, diagnosis, start, known_empty_rows)),
                 findings=findings,
@@ -268,8 +275,8 @@ def examine_outcome(
 ) -> ExaminedOutcome:
     """Judge the stages of one implementation and diagnose them."""
     judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, rounding_model, known)
-    judged = mark_faults(judged, outcome.faults)
-    rows = stage_rows(blank, judged, outcome, case, truth.read_as)
+    judged = mark_faulty_stages(judged, outcome.faults)
+    rows = make_stage_rows(blank, judged, outcome, case, truth.declared_conventions)
     failing = [row for row in rows if row.verdict in DIAGNOSABLE and not row.xfail]
     if not failing or not (judged.findings.matches or judged.findings.refuted):
         return ExaminedOutcome(judged, tuple(rows), None)

@@ -32,35 +32,28 @@ from attncheck.judging.alternatives import (
     Change,
     Reading,
     ReadingForm,
-    allowed_keys,
     canonical_with_empty_rows,
     change_input,
     change_inputs,
     convention_reading,
+    flag_allowed_keys,
     has_scale,
+    intended_scale,
     leave_out_input,
-    reorderings,
-    scale_of,
+    reordering_readings,
     set_options,
     starting_at_stage,
     when_applicable,
+    with_all_allowed_mask,
     with_combined_mask,
-    with_default_mask,
 )
 from attncheck.judging.empty_row_conventions import OTHER_EMPTY_ROWS
-from attncheck.judging.undefined import MAX_FLAGS_AT_A_TIME, empty_rows_convention, flag_empty_rows, scores_shape
+from attncheck.judging.undefined import MAX_FLAGS_AT_A_TIME, find_empty_rows_convention, flag_empty_rows, scores_shape
 from attncheck.reading.lowering import count_queries_and_keys, query_offset
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import count_scores
-from attncheck.spec import (
-    ACCURACY_PREFIX,
-    IGNORABLE,
-    LOGITS,
-    OPERATIONS,
-    InputSpec,
-    OptionSpec,
-)
-from attncheck.spec.classes import PRESETS, WITH
+from attncheck.spec import ACCURACY_PREFIX, IGNORABLE_INPUTS_AND_OPTIONS, LOGITS, OPERATIONS, InputSpec, OptionSpec
+from attncheck.spec.classes import PARTS_SEPARATOR, ROUNDING_PRESETS
 
 # Masks: which query attends to which key.
 
@@ -139,7 +132,7 @@ def _add_causality_to_scores(problem: Problem) -> Problem:
     allowed = np.arange(keys) <= np.arange(queries)[:, np.newaxis] + first
     added = allowed & problem.inputs.get("mask", np.True_)
     bias = problem.inputs.get("bias", np.zeros(())) + added.reshape((1,) * (4 - added.ndim) + added.shape)
-    return with_default_mask(problem.without_input("mask").with_options(is_causal=False)).with_inputs(bias=bias)
+    return with_all_allowed_mask(problem.without_input("mask").with_options(is_causal=False)).with_inputs(bias=bias)
 
 
 def _unmask_last_row(problem: Problem) -> Problem | None:
@@ -215,16 +208,16 @@ def _ignored_reading(name: str, spec: InputSpec | OptionSpec) -> Reading:
         if isinstance(spec, OptionSpec):
             without_option = problem.with_options(**{name: False if spec.type is bool else None})
             if stage == "masked":
-                return with_default_mask(without_option)
+                return with_all_allowed_mask(without_option)
             return ReadingForm(without_option, stage_aliases={stage: LOGITS[LOGITS.index(stage) - 1]})
-        if spec.folds_into == "mask":
-            return with_default_mask(problem).without_input(name)
-        if spec.neutral is None:
+        if spec.folds_into_input == "mask":
+            return with_all_allowed_mask(problem).without_input(name)
+        if spec.neutral_value is None:
             return problem.without_input(name)
-        return problem.with_inputs(**{name: np.full_like(problem.inputs[name], spec.neutral)})
+        return problem.with_inputs(**{name: np.full_like(problem.inputs[name], spec.neutral_value)})
 
-    called = spec.called or name
-    verb = "are" if isinstance(spec, InputSpec) and (spec.whole or spec.adds_a_key) else "is"
+    called = spec.plain_name or name
+    verb = "are" if isinstance(spec, InputSpec) and (spec.is_count or spec.adds_key) else "is"
     slug = called.removeprefix("the ").replace(" ", "-")
     return Reading(f"{slug}-ignored", f"{called} {verb} ignored", change, name, stage)
 
@@ -263,7 +256,7 @@ _MASK_READINGS = (
     Reading("fill-added", "{fill} is added to a forbidden score; the case means it in its place", _add_fill_to_scores,
             "mask_fill"),
     Reading("fill-scaled", "the fill is put in place before the scores are scaled",
-            lambda problem: problem.with_options(mask_fill=problem.options["mask_fill"] * scale_of(problem))
+            lambda problem: problem.with_options(mask_fill=problem.options["mask_fill"] * intended_scale(problem))
             if has_scale(problem) else None, "mask_fill"),
     *(
         Reading(f"masked-at-{name}", f"a forbidden score is {words}; the case means minus infinity", _set_fill(number))
@@ -282,7 +275,7 @@ _MASK_READINGS = (
         )
     ),
     Reading("fill-inverted", "the fill is {fill}: the sign of an exponent is lost", _invert_fill, "mask_fill"),
-    *(_ignored_reading(name, spec) for name, spec in IGNORABLE.items()),
+    *(_ignored_reading(name, spec) for name, spec in IGNORABLE_INPUTS_AND_OPTIONS.items()),
     Reading("causal-next-key", "causality is off by one: each query sees one key too many, j <= i + 1",
             _mask_by_distance(lambda distance: distance <= 1), "is_causal"),
     Reading("causal-without-own-key", "causality is off by one: no query sees its own key, j < i",
@@ -300,7 +293,7 @@ _MASK_READINGS = (
         for reading in (
             Reading("query-offsets-ignored", "the query offsets are ignored", leave_out_input("query_offsets"),
                     "query_offsets"),
-            *reorderings("query-offsets", "the query offset", ["query_offsets"], {"batch entry": -1}, "masked"),
+            *reordering_readings("query-offsets", "the query offset", ["query_offsets"], {"batch entry": -1}, "masked"),
             Reading("query-offsets-of-longest", "the largest query offset is taken for all",
                     change_input("query_offsets", lambda offsets: np.full_like(offsets, offsets.max(initial=0))),
                     "query_offsets"),
@@ -418,7 +411,8 @@ _SEQUENCE_READINGS = tuple(
         Reading("limits-one-too-early", "sequences of keys end one too early", _shift_key_limits(-1), "cu_seqlens_k"),
         Reading("limits-of-queries", "the limits of queries are taken for keys",
                 _change_sequence_limits(_use_query_limits), "cu_seqlens_k"),
-        *reorderings("block-table", "the block table", ["block_table"], {"batch entry": -2}, "masked", "of-first"),
+        *reordering_readings("block-table", "the block table", ["block_table"], {"batch entry": -2}, "masked",
+                "of-first"),
         Reading("block-table-ignored", "the block table is ignored: pages are read in their order", _set_pages_in_order,
                 "block_table"),
         Reading("block-table-transposed", "the block table is read with the strides of its transpose",
@@ -447,41 +441,41 @@ _SEQUENCE_READINGS = tuple(
 def _unmask_empty_rows(problem: Problem) -> ReadingForm | None:
     if count_scores(problem.operation, problem.options, problem.inputs) > MAX_FLAGS_AT_A_TIME:
         return None  # the mask would be as large as the score matrix
-    allowed = allowed_keys(problem)
+    allowed = flag_allowed_keys(problem)
     if allowed is None:
         return None
     mask = allowed | flag_empty_rows(problem)[..., np.newaxis]
     unmasked = problem.canonical().with_options(is_causal=False).with_inputs(mask=mask)
-    return ReadingForm(unmasked, {"own": empty_rows_convention(problem)})
+    return ReadingForm(unmasked, {"own": find_empty_rows_convention(problem)})
 
 
 EMPTY_ROW_READINGS = (
     *OTHER_EMPTY_ROWS,
     convention_reading("empty-rows-unmasked",
                "a query without a key attends to all keys, as if nothing were masked; the case expects {own}",
-               _unmask_empty_rows, stage="weights"),
+               _unmask_empty_rows, first_stage="weights"),
 )  # fmt: skip
 
 
 def other_empty_row_conventions(problem: Problem) -> Iterator[AppliedReading]:
     """Yield the other conventions for rows without a key; nothing if there is no such row."""
     if flag_empty_rows(problem).any():
-        yield from (alternative for reading in EMPTY_ROW_READINGS for alternative in reading.of_problem(problem))
+        yield from (alternative for reading in EMPTY_ROW_READINGS for alternative in reading.apply_to_problem(problem))
 
 
 # Readings with a fitted number, and accuracies; they are tried only if no other reading fits (``wrong_result.py``).
 
 SCALE_FITTED = Reading("scale-fitted", "the {stage} is that of scale {taken} (given {meant})", lambda problem: None,
-                       stage="scores")  # fmt: skip
+                       first_stage="scores")  # fmt: skip
 STAGE_FITTED = Reading("stage-fitted", "the {stage} is {factor} times the right one", lambda problem: None,
-                       stage="weights")  # fmt: skip
+                       first_stage="weights")  # fmt: skip
 KEYS_FITTED = Reading("keys-fitted", "keys are left out: {which}", lambda problem: None)
-BIAS_FITTED = Reading("bias-fitted", "the bias is multiplied by {factor}", lambda problem: None, stage="biased")
+BIAS_FITTED = Reading("bias-fitted", "the bias is multiplied by {factor}", lambda problem: None, first_stage="biased")
 
 
 def _accuracy_reading(name: str, words: str, of: str = "") -> Reading:
     return Reading(
-        f"{ACCURACY_PREFIX}{name}", f"the {{stage}} is as accurate as {words}", lambda problem: None, of, stage=""
+        f"{ACCURACY_PREFIX}{name}", f"the {{stage}} is as accurate as {words}", lambda problem: None, of, first_stage=""
     )
 
 
@@ -497,7 +491,7 @@ APPROXIMATIONS: Mapping[str, Reading] = {
         ("sums float16", "float16-sums", "where products are added up in float16", ""),
         ("query int8 per 128 rows and key int8 per 128 rows", "int8-operands",
          "where queries and keys are 8-bit integers with scales", ""),
-        (PRESETS["flash3_fp8"].parts.partition(WITH)[2], "fp8-operands",
+        (ROUNDING_PRESETS["flash3_fp8"].parts.partition(PARTS_SEPARATOR)[2], "fp8-operands",
          "where queries, keys, values and weights are FP8", ""),
     )
 }  # fmt: skip
@@ -543,15 +537,15 @@ def applicable_readings(problem: Problem, *, changes_called_operation: bool = Fa
     """
     for reading in ALL_READINGS:
         if reading.changes_called_operation is changes_called_operation:
-            yield from reading.of_problem(problem)
+            yield from reading.apply_to_problem(problem)
 
 
 def readings_named(name: str, problem: Problem) -> Iterator[AppliedReading]:
     """Yield the readings of a name that make another problem of a problem, with all stages and without NaN rows."""
     of_rows = other_empty_row_conventions(problem) if name.startswith("empty-rows-") else ()
     rows = (reading for reading in ALL_READINGS if reading.name == name and not reading.changes_called_operation)
-    for alternative in (*(form for row in rows for form in row.of_problem(problem)), *of_rows):
-        is_problem = alternative.replacement is None and not alternative.stage_aliases
+    for alternative in (*(form for row in rows for form in row.apply_to_problem(problem)), *of_rows):
+        is_problem = alternative.step_replacement is None and not alternative.stage_aliases
         if alternative.name == name and is_problem and alternative.empty_rows != "nan":
             yield alternative
 
@@ -559,7 +553,9 @@ def readings_named(name: str, problem: Problem) -> Iterator[AppliedReading]:
 def problems_read_as(name: str, problem: Problem) -> list[Problem]:
     """Return the problems of the readings of a name, one for each form; empty if none applies."""
     rows = (reading for reading in ALL_READINGS if reading.name == name)
-    return [form.problem for reading in rows for form in reading.of_problem(problem) if form.replacement is None]
+    return [
+        form.problem for reading in rows for form in reading.apply_to_problem(problem) if form.step_replacement is None
+    ]
 
 
 READINGS_BY_QUESTION: Mapping[str, Mapping[str, str]] = {

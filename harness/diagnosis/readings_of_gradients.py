@@ -28,13 +28,13 @@ from attncheck.diagnosis.replaced_steps import (
     width_power,
 )
 from attncheck.judging.alternatives import (
-    Number,
+    NumberRow,
     ProblemChange,
     Reading,
     ReadingForm,
+    intended_scale,
     leave_out_input,
     number_readings,
-    scale_of,
     set_options,
 )
 from attncheck.judging.truth import Truth
@@ -149,7 +149,7 @@ class BackwardPass:
 
     def allowed_mask(self, change: ProblemChange | None = None) -> Any:
         """Return the mask, (B, H, Lq, Lk), of the call or of the changed call."""
-        call = self.truth.judged.problem.as_call()
+        call = self.truth.judged_problem.problem_without_layout.as_call()
         changed_call = call if change is None else change(call)
         shape = self.walk.node("masked").value.shape
         kept = None if changed_call is None else Computation.as_given(changed_call.canonical()).kept(shape)
@@ -201,9 +201,9 @@ def replace_backward_steps(changed: Mapping[str, Step], applies: Callable[[Backw
 
     def compute_stages(at: ReplacedStepContext) -> ApproximateStages:
         truth, rounding = at.truth, at.rounding
-        known = truth.of_readings.setdefault("backward", {})
+        known = truth.cached_readings.setdefault("backward", {})
         if rounding not in known:
-            known[rounding] = BackwardPass(truth, at.stages.wide_computation, at.walk({}), rounding, {})
+            known[rounding] = BackwardPass(truth, at.stages.float64_computation, at.walk({}), rounding, {})
         problem, step = known[rounding].problem, replace(known[rounding], changed=changed, computed={})
         if problem.added_keys or not {"sinks", "query_cos"}.isdisjoint(problem.inputs) or not applies(step):
             return {}
@@ -225,7 +225,7 @@ def _backward_reading(
     replacement = step_replacement(replace_backward_steps(changed, applies))
 
     def change(problem: Problem) -> ReadingForm | None:
-        return ReadingForm(problem, replacement=replacement) if problem.operation in _GRADIENT_OPERATIONS else None
+        return ReadingForm(problem, step_replacement=replacement) if problem.operation in _GRADIENT_OPERATIONS else None
 
     return Reading(name, says, change, of, stage)
 
@@ -451,7 +451,7 @@ _STEP_READINGS = (
 
 
 def _multiple_readings(
-    stages: Sequence[str], answer: str, *rows: Number, of: str = "", called: str = "{stage}"
+    stages: Sequence[str], answer: str, *rows: NumberRow, of: str = "", called: str = "{stage}"
 ) -> tuple[Reading, ...]:
     """Return readings in which gradients are multiplied by a number."""
     gradient_rows = tuple((name, words, if_operation(_GRADIENT_OPERATIONS, number)) for name, words, number in rows)
@@ -460,16 +460,16 @@ def _multiple_readings(
         answer,
         gradient_rows,
         multiply_failing_stages(*stages),
-        of=of,
-        stage=stages[0],
+        option_or_input=of,
+        first_stage=stages[0],
     )
 
 
 _MULTIPLE_READINGS = (
     *_multiple_readings(
         ["grad_query", "grad_key"], "gradients times",
-        ("gradients-unscaled", "lacks the scale", lambda problem: 1 / (scale_of(problem) or 1.0)),
-        ("gradients-scaled-twice", "is scaled twice", scale_of),
+        ("gradients-unscaled", "lacks the scale", lambda problem: 1 / (intended_scale(problem) or 1.0)),
+        ("gradients-scaled-twice", "is scaled twice", intended_scale),
         *shape_factors("gradients", "root-of-width", "sqrt(D)", width_power(0.5)),
         *shape_factors("gradients", "width", "D", width_power(1)),
     ),
@@ -483,7 +483,7 @@ _MULTIPLE_READINGS = (
     ),
     *_multiple_readings(
         ["grad_bias"], "gradient of the bias times",
-        ("bias-gradient-scaled", "is scaled like that of the scores", scale_of),
+        ("bias-gradient-scaled", "is scaled like that of the scores", intended_scale),
         of="bias", called="gradient of the bias",
     ),
 )  # fmt: skip

@@ -25,15 +25,15 @@ from attncheck.attention.projection import merge_heads
 from attncheck.attention.walk import Walk, error_walk, value_walk
 from attncheck.judging.alternatives import (
     Change,
-    Number,
+    NumberRow,
     Reading,
     ReadingForm,
     StepReplacement,
     convention_reading,
     has_scale,
+    intended_scale,
     number_readings,
-    scale_of,
-    scale_widths,
+    widths_for_scale,
 )
 from attncheck.judging.exact_stages import ExactStages, Stages
 from attncheck.judging.truth import Truth
@@ -76,7 +76,7 @@ class ReplacedStepContext:
 
     def walk(self, states: Mapping[str, Any]) -> Walk:
         """Walk over the graph with other states of some nodes, computing values and errors."""
-        problem = self.stages.wide_computation
+        problem = self.stages.float64_computation
         if problem.added_keys:
             states = {
                 name: state.mapped(partial(problem.with_added_key, name)) if isinstance(state, Elementwise) else state
@@ -109,7 +109,7 @@ class ReplacedStepContext:
         """Return the input of the softmax, and its largest errors."""
         order = [stage for stage in LOGITS if stage in self.truth.exact]
         if not order:
-            scores = as_float64(self.stages.canonical.inputs["scores"])
+            scores = as_float64(self.stages.canonical_problem.inputs["scores"])
             return scores, np.zeros_like(scores)
         return self.value(order[-1]), self.errors[order[-1]]
 
@@ -123,7 +123,7 @@ class ReplacedStepContext:
         """Return the logits before the mask with their errors, and the mask; None as the mask if nothing is masked."""
         last = [stage for stage in LOGITS[:-1] if stage in self.truth.exact][-1]
         logits = self.value(last)
-        return (logits, self.errors[last]), Computation.as_given(self.stages.canonical).kept(logits.shape)
+        return (logits, self.errors[last]), Computation.as_given(self.stages.canonical_problem).kept(logits.shape)
 
     def softmax_of(self, logits: Real, error: Real) -> ApproximateStages:
         """Return weights and log_sum_exp of logits that are off by ``error`` at most."""
@@ -133,7 +133,7 @@ class ReplacedStepContext:
 
     def stages_after_weights(self, weights: Real, max_error: Real) -> ApproximateStages:
         """Compute context and output from other weights."""
-        if self.stages.canonical.operation == "softmax":
+        if self.stages.canonical_problem.operation == "softmax":
             return {}
         states = {"weights": Operand(weights, max_error)}
         if "value" in self.truth.exact:
@@ -151,7 +151,7 @@ class ReplacedStepContext:
                 both = state.value, state.max_error + np.zeros_like(state.value)
                 shown, error = (self.stages.computation.without_added_key(logits_stage, array) for array in both)
                 results[logits_stage] = shown, error
-        if self.stages.canonical.operation == "scoring":
+        if self.stages.canonical_problem.operation == "scoring":
             return results
         results |= self.returned_stages(walk, ("weights", "log_sum_exp"))
         return results | self.stages_after_weights(*results["weights"])
@@ -168,7 +168,7 @@ def change_joined_past(change: Callable[[Any, int], Any], names: Iterable[str]) 
 
     def compute_stages(at: ReplacedStepContext) -> ApproximateStages:
         walk, states = at.walk({}), dict[str, Any]()
-        past = at.stages.canonical.inputs["cached_key"].shape[-2] if "joined_key" in walk.graph else 0
+        past = at.stages.canonical_problem.inputs["cached_key"].shape[-2] if "joined_key" in walk.graph else 0
         if not past:
             return {}
         for name in names:
@@ -194,7 +194,7 @@ def change_log_sum_exp(of_maximum: float, of_rest: float, *, base_two: bool | No
     """
 
     def compute_stages(at: ReplacedStepContext) -> ApproximateStages:
-        if base_two not in (None, at.stages.canonical.options.get("lse_base") == "2"):
+        if base_two not in (None, at.stages.canonical_problem.options.get("lse_base") == "2"):
             return {}
         if of_maximum == of_rest:
             return {"log_sum_exp": at.multiply_stage("log_sum_exp", of_rest)}
@@ -233,7 +233,7 @@ def mask_after_softmax(at: ReplacedStepContext) -> ApproximateStages:
 
 def only_mask_after_softmax(at: ReplacedStepContext) -> ApproximateStages:
     """Do the same only with the mask: causality, windows and lengths apply before the softmax."""
-    call = at.truth.judged.problem.as_call()
+    call = at.truth.judged_problem.problem_without_layout.as_call()
     if "mask" not in call.inputs:
         return {}
     plain = call.without_input("mask").canonical()
@@ -255,7 +255,7 @@ def _zero_weights_after_softmax(at: ReplacedStepContext, before: Flags | None) -
 def mask_at_minus_softcap(at: ReplacedStepContext) -> ApproximateStages:
     """Give a masked key the logit -softcap, which is the softcap of -inf."""
     (logits, error), allowed = at.logits_before_mask()
-    softcap = at.stages.canonical.options.get("softcap")
+    softcap = at.stages.canonical_problem.options.get("softcap")
     if allowed is None or softcap is None:
         return {}
     logits = np.where(allowed, logits, -softcap)
@@ -281,11 +281,18 @@ def change_softcap_function(
     """Replace the softcap c tanh(s / c) by ``change(scores, c, scale)``, whose slope is at most ``slope(c, scale)``."""
 
     def compute_stages(at: ReplacedStepContext) -> ApproximateStages:
-        cap, problem = at.stages.canonical.options.get("softcap"), at.truth.judged.problem
-        if cap is None or "scores" not in at.truth.exact or OPERATIONS[at.stages.canonical.operation].has_gradients:
+        cap, problem = (
+            at.stages.canonical_problem.options.get("softcap"),
+            at.truth.judged_problem.problem_without_layout,
+        )
+        if (
+            cap is None
+            or "scores" not in at.truth.exact
+            or OPERATIONS[at.stages.canonical_problem.operation].computes_gradients
+        ):
             return {}
         scores, error = at.value("scores"), at.errors["scores"]
-        numbers = float(cap), scale_of(problem) if has_scale(problem) else 1.0
+        numbers = float(cap), intended_scale(problem) if has_scale(problem) else 1.0
         value = change(scores, *numbers)
         moved = slope(*numbers) * (error + at.few_roundings * np.abs(scores))
         moved = moved + at.few_roundings * np.abs(value) + at.rounding.score_underflow
@@ -299,7 +306,8 @@ def scores_times_lengths(name: str, power: float) -> StepRule:
 
     def compute_stages(at: ReplacedStepContext) -> ApproximateStages:
         query, key = (
-            np.linalg.norm(as_float64(at.stages.canonical.inputs[operand]), axis=-1) for operand in ("query", "key")
+            np.linalg.norm(as_float64(at.stages.canonical_problem.inputs[operand]), axis=-1)
+            for operand in ("query", "key")
         )
         lengths = {"query": query[..., np.newaxis], "key": key[..., np.newaxis, :]}
         factor = lengths[name] if name in lengths else lengths["query"] * lengths["key"]
@@ -317,11 +325,11 @@ def add_to_denominator(number: float) -> StepRule:
     """Add a number to the sum of the exponentials, which are scaled so that the largest is 1."""
 
     def compute_stages(at: ReplacedStepContext) -> ApproximateStages:
-        errors, is_base_two = at.errors, at.stages.canonical.options.get("lse_base") == "2"
+        errors, is_base_two = at.errors, at.stages.canonical_problem.options.get("lse_base") == "2"
         if is_base_two or not {"log_sum_exp", "weights"} <= at.truth.exact.keys():
             return {}
         (highest, moved), total = at.highest_logit(), at.value("log_sum_exp")
-        if not np.isfinite(highest).all() or "sinks" in at.stages.canonical.inputs:
+        if not np.isfinite(highest).all() or "sinks" in at.stages.canonical_problem.inputs:
             return {}
         shift = errors["log_sum_exp"] + moved
         parts = np.exp(total - highest)[..., np.newaxis]
@@ -389,11 +397,11 @@ def step_replacement(rule: StepRule, *, only_failing: bool = False, begins_at: s
     def replacement(truth: Truth, rounding_model: str, failing: Stages) -> Truth | None:
         if not _is_fully_defined(truth) or (begins_at and begins_at not in failing):
             return None
-        known = truth.of_readings.setdefault("followed", {})  # shared by all implementations
+        known = truth.cached_readings.setdefault("followed", {})  # shared by all implementations
         if (rule, rounding_model) not in known:
-            errors = {stage: bound.max_error for stage, bound in truth.bounds.of(rounding_model).items()}
+            errors = {stage: bound.max_error for stage, bound in truth.bounds.bounds_by_stage(rounding_model).items()}
             exact_errors = {stage: np.abs(answer.low) + answer.radius for stage, answer in truth.exact.items()}
-            in_model = ReplacedStepContext(truth, truth.bounds.rounding(rounding_model), errors)
+            in_model = ReplacedStepContext(truth, truth.bounds.find_rounding_model(rounding_model), errors)
             in_float64 = ReplacedStepContext(truth, rounding_model_named("native", "float64"), exact_errors)
             with np.errstate(all="ignore"):
                 known[rule, rounding_model] = rule(in_model), rule(in_float64)
@@ -403,12 +411,12 @@ def step_replacement(rule: StepRule, *, only_failing: bool = False, begins_at: s
         changed = [stage for stage in results if stage in truth.exact and (stage in failing or not only_failing)]
         exact = {stage: _enclose_float64(results[stage][0], radii[stage][1]) for stage in changed}
         bounds = {stage: Bound(results[stage][1], results[stage][1]) for stage in changed}
-        stages = ExactStages(truth.judged.canonical, {**truth.exact, **exact})
-        known_bounds = {**truth.bounds.of(rounding_model), **bounds}
+        stages = ExactStages(truth.judged_problem.canonical, {**truth.exact, **exact})
+        known_bounds = {**truth.bounds.bounds_by_stage(rounding_model), **bounds}
         return replace(
             truth,
             stages=stages,
-            bounds=replace(truth.bounds, stages=stages).with_known(rounding_model, known_bounds),
+            bounds=replace(truth.bounds, exact_stages=stages).with_replaced_bounds(rounding_model, known_bounds),
             undefined=NOTHING_UNDEFINED,
             supports_statistics=False,
         )
@@ -418,9 +426,9 @@ def step_replacement(rule: StepRule, *, only_failing: bool = False, begins_at: s
 
 def _is_fully_defined(truth: Truth) -> bool:
     """Return whether arithmetic defines every element of the answer, and all of them are judged."""
-    rows, judged = truth.undefined.rows, truth.judged
-    conventional = rows is None or (rows.convention == DEFAULT_EMPTY_ROWS and not rows.nan_rows.any())
-    is_defined = truth.undefined.elements is None and not truth.stages.inner and judged.query_rows is None
+    rows, judged = truth.undefined.rows, truth.judged_problem
+    conventional = rows is None or (rows.empty_rows_convention == DEFAULT_EMPTY_ROWS and not rows.nan_rows.any())
+    is_defined = truth.undefined.elements is None and not truth.stages.inner_stages and judged.judged_rows is None
     return conventional and is_defined and "softcap_follows" not in judged.canonical.options
 
 
@@ -437,7 +445,7 @@ def _replace_step(rule: StepRule, operations: tuple[str, ...], answer: str = "")
 
     def change(problem: Problem) -> ReadingForm | None:
         is_there = problem.operation in operations and (rule is not square_scores or has_scale(problem))
-        return ReadingForm(problem, replacement=replacement, answer=answer) if is_there else None
+        return ReadingForm(problem, step_replacement=replacement, result_key=answer) if is_there else None
 
     return change
 
@@ -445,7 +453,7 @@ def _replace_step(rule: StepRule, operations: tuple[str, ...], answer: str = "")
 _SOFTMAX_READINGS = (
     *(
         Reading(f"softmax-over-{axis}", f"the softmax runs over the {axis}, not over the keys",
-                _replace_step(softmax_over_axis(number), _SOFTMAX_OPS), stage="weights")
+                _replace_step(softmax_over_axis(number), _SOFTMAX_OPS), first_stage="weights")
         for axis, number in (("queries", -2), ("heads", -3), ("batch", -4))
     ),
     Reading("weights-not-renormalised", "masked weights are set to zero behind the softmax, the others not "
@@ -454,7 +462,7 @@ _SOFTMAX_READINGS = (
             "others not renormalised", _replace_step(only_mask_after_softmax, _VALUE_OPS, "not renormalised")),
     convention_reading("softcap-after-masked", "the softcap is applied after the mask, and masked keys have the logit "
                "-softcap; the case means before it", _replace_step(mask_at_minus_softcap, _ATTENTION_OPS)),
-    Reading("scores-squared", "the scores are squared", _replace_step(square_scores, _SCORE_OPS), stage="scores"),
+    Reading("scores-squared", "the scores are squared", _replace_step(square_scores, _SCORE_OPS), first_stage="scores"),
     *(
         Reading(f"softcap-{name}", f"the softcap {says}",
                 _replace_step(change_softcap_function(change, slope), _SOFTCAP_OPS), "softcap", "capped")
@@ -471,7 +479,7 @@ _SOFTMAX_READINGS = (
     ),
     *(
         Reading(f"cosine-times-{slug}", f"scores are {says}",
-                _replace_step(scores_times_lengths(name, power), _COSINE_OPS), stage="scores")
+                _replace_step(scores_times_lengths(name, power), _COSINE_OPS), first_stage="scores")
         for slug, says, name, power in (
             ("length-of-query", "not divided by the length of the query", "query", 1),
             ("length-of-key", "not divided by the length of the key", "key", 1),
@@ -480,16 +488,16 @@ _SOFTMAX_READINGS = (
     ),
     *(
         Reading(f"denominator-plus-{number:g}", f"{number:g} is added to the sum of the exponentials",
-                _replace_step(add_to_denominator(number), _SOFTMAX_OPS), stage="weights")
+                _replace_step(add_to_denominator(number), _SOFTMAX_OPS), first_stage="weights")
         for number in (1.0, 1e-3, 1e-6, 1e-9)
     ),
     Reading("heads-merged-by-view", "heads are merged by a reshape without a transposition",
-            _replace_step(merge_heads_by_view, _PROJECTION_OPS), stage="output"),
+            _replace_step(merge_heads_by_view, _PROJECTION_OPS), first_stage="output"),
     Reading("heads-split-by-view", "heads are split by a reshape without a transposition",
-            _replace_step(split_heads_by_view, _PROJECTION_OPS), stage="query"),
+            _replace_step(split_heads_by_view, _PROJECTION_OPS), first_stage="query"),
 )  # fmt: skip
 _LOG_SUM_EXP_READINGS = tuple(
-    Reading(f"log-sum-exp-{name}", f"log_sum_exp {says}", _replace_step(rule, operations), stage="log_sum_exp")
+    Reading(f"log-sum-exp-{name}", f"log_sum_exp {says}", _replace_step(rule, operations), first_stage="log_sum_exp")
     for name, says, rule, operations in (
         ("base-2", "is in base 2: it lacks the factor ln(2)", change_log_sum_exp(1 / _LN2, 1 / _LN2), _LSE_OPS),
         ("base-e", "is in base e: it has the factor ln(2)", change_log_sum_exp(_LN2, _LN2, base_two=True), _MERGE_OPS),
@@ -509,7 +517,7 @@ def if_operation(
     return lambda problem: number(problem) if problem.operation in operations else None
 
 
-def shape_factors(prefix: str, name: str, words: str, size: Callable[[Problem], float | None]) -> Sequence[Number]:
+def shape_factors(prefix: str, name: str, words: str, size: Callable[[Problem], float | None]) -> Sequence[NumberRow]:
     """Return the readings with a factor that the shapes define, and with its inverse."""
 
     def inverse(problem: Problem) -> float | None:
@@ -526,14 +534,14 @@ def width_power(power: float) -> Callable[[Problem], float | None]:
     """Return a power of the head width; None if the width is 0."""
 
     def number(problem: Problem) -> float | None:
-        width = scale_widths(problem)["D"]
+        width = widths_for_scale(problem)["D"]
         return float(width**power) if width else None
 
     return number
 
 
 def _head_count(problem: Problem) -> float | None:
-    widths = scale_widths(problem)
+    widths = widths_for_scale(problem)
     return widths["H D"] / widths["D"] if widths["D"] else None
 
 
@@ -546,8 +554,8 @@ def multiply_failing_stages(
         return [
             ReadingForm(
                 problem,
-                stage=stages[first],
-                replacement=step_replacement(
+                first_stage=stages[first],
+                step_replacement=step_replacement(
                     multiply_stages(stages[first:], factor),
                     only_failing=True,
                     begins_at=stages[first] if from_any else "",

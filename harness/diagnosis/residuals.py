@@ -20,7 +20,7 @@ from attncheck.attention.errors import Real
 from attncheck.attention.sampling import RowIndices
 from attncheck.attention.walk import approximate_stages
 from attncheck.diagnosis.readings import applicable_readings
-from attncheck.judging.alternatives import AppliedReading, as_delivered
+from attncheck.judging.alternatives import AppliedReading, as_call_with_head_options
 from attncheck.judging.exact_stages import Array, Stages
 from attncheck.judging.stage_bounds import StageReference
 from attncheck.judging.truth import Truth, truth_of_reading
@@ -126,13 +126,13 @@ def relative_distance(
     distance is larger than ``most``, the result may be any of the differences that are larger.
     """
     undefined_rows, far = approximation.undefined_rows, 0.0
-    some_empty = undefined_rows.empty.any()
+    some_empty = undefined_rows.empty_rows.any()
     for stage, array in returned.items():
         expected = approximation.stages.get((stage_aliases or {}).get(stage, stage))
         if expected is None or expected.shape != array.shape:
             return np.inf
         if far <= most:
-            judged = ~undefined_rows.affected_by_empty(stage, array.shape) if some_empty else ...
+            judged = ~undefined_rows.flag_affected_by_empty_rows(stage, array.shape) if some_empty else ...
             far = max(far, _mean_difference(array.astype(np.float64)[judged].ravel(), expected[judged].ravel()))
     return far
 
@@ -200,27 +200,27 @@ class CaseReadings:
     @cached_property
     def alternatives(self) -> tuple[AppliedReading, ...]:
         """All readings: conventions first, then mistakes and steps."""
-        called, problem = self.truth.judged.called, self.truth.judged.problem
+        called, problem = self.truth.judged_problem.called_problem, self.truth.judged_problem.problem_without_layout
         if called is not problem:  # readings of the call first: the lowered problem has options that no case sets
             return (*applicable_readings(called, changes_called_operation=True), *applicable_readings(problem))
-        call = as_delivered(problem)
+        call = as_call_with_head_options(problem)
         mask = call.inputs.get("mask")
         if mask is None or mask is problem.inputs.get("mask"):
             return tuple(applicable_readings(problem))
         # The call has a mask that the case lacks, such as one of queries; the readings of masks apply to it.
         of_mask = (reading for reading in applicable_readings(call) if reading.name.startswith("mask-"))
-        return (*applicable_readings(problem), *(reading for reading in of_mask if not reading.replacement))
+        return (*applicable_readings(problem), *(reading for reading in of_mask if not reading.step_replacement))
 
     @cached_property
     def of_case(self) -> Approximation:
         """The case itself in float64."""
-        return approximate(self.truth.judged.problem, self.truth.judged.query_rows)
+        return approximate(self.truth.judged_problem.problem_without_layout, self.truth.judged_problem.judged_rows)
 
     def has_no_distance(self, alternative: AppliedReading) -> bool:
         """Return whether a reading has no distance: it is another step, or has the softcap in another place."""
-        problem = self.truth.judged.problem
+        problem = self.truth.judged_problem.problem_without_layout
         moves_softcap = alternative.problem.options.get("softcap_follows") != problem.options.get("softcap_follows")
-        return alternative.replacement is not None or moves_softcap
+        return alternative.step_replacement is not None or moves_softcap
 
     def distance(self, alternative: AppliedReading, returned: Stages, most: float = np.inf) -> float:
         """Return the distance of stages from a reading; if it is larger than ``most``, some larger number."""
@@ -229,7 +229,7 @@ class CaseReadings:
     def approximation(self, alternative: AppliedReading) -> Approximation:
         """Return a reading in float64."""
         if alternative not in self._approximations:
-            self._approximations[alternative] = approximate(alternative.problem, self.truth.judged.query_rows)
+            self._approximations[alternative] = approximate(alternative.problem, self.truth.judged_problem.judged_rows)
         return self._approximations[alternative]
 
     def distance_from_exact(self, alternative: AppliedReading, stages: frozenset[str]) -> float:
@@ -242,15 +242,15 @@ class CaseReadings:
 
     def truth_of(self, alternative: AppliedReading, rounding_model: str, failing: Stages) -> Truth | None:
         """Return the exact answer of a reading; None if it has none."""
-        if alternative.replacement is None:
+        if alternative.step_replacement is None:
             key = alternative, "", frozenset[str]()
         else:
             key = alternative, rounding_model, frozenset(failing)
         if key not in self._truths:
             self._truths[key] = (
                 truth_of_reading(self.truth, alternative.problem)
-                if alternative.replacement is None
-                else alternative.replacement(self.truth, rounding_model, failing)
+                if alternative.step_replacement is None
+                else alternative.step_replacement(self.truth, rounding_model, failing)
             )
         return self._truths[key]
 

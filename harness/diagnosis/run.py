@@ -54,8 +54,8 @@ from attncheck.diagnosis.failing_evaluations import (
     failing_evaluations,
 )
 from attncheck.diagnosis.float64_in_float32 import decide_by_dtype, is_computed_in_float32
-from attncheck.diagnosis.on_demand import DIAGNOSIS
-from attncheck.judging.remembered import store_key
+from attncheck.diagnosis.on_demand import LAZY_DIAGNOSER
+from attncheck.judging.remembered import make_store_key
 from attncheck.judging.units import Evaluation, Judge
 from attncheck.planning.plan import Plan, Unit
 from attncheck.reading.inputs import problem_from_case
@@ -63,7 +63,7 @@ from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import count_scores
 from attncheck.results.format import CHANGED_BY_DIAGNOSIS, Row
 from attncheck.spec import ACCURACY_PREFIX, EMPTY_ROWS
-from attncheck.spec.verdicts import WRONG_NUMBERS, Verdict
+from attncheck.spec.verdicts import WRONG_NUMBER_VERDICTS, Verdict
 
 if TYPE_CHECKING:
     from attncheck.diagnosis.compositions import ComposedCase
@@ -149,7 +149,7 @@ def _diagnose_sorted(
         return [[replace(row, seconds=None) for row in rows], digests, inputs, stages, sorted(passed.items())]
 
     diagnosed: list[Row] = judge.store.remembered(
-        lambda: store_key("diagnoses", key()),
+        lambda: make_store_key("diagnoses", key()),
         compute,
         lambda after: json.dumps([[getattr(row, name) for name in CHANGED_BY_DIAGNOSIS] for row in after]).encode(),
         lambda data: _apply_stored_changes(rows, data),
@@ -227,7 +227,7 @@ class _EvidenceCollector:
         """Store the evidence of one case; return False if the returned stages are not known any more."""
         from attncheck.diagnosis.examine import examine_outcome
         from attncheck.judging.truth import truth_of_case
-        from attncheck.judging.xfail import blank_row
+        from attncheck.judging.xfail import make_blank_row
 
         if failure.key in self.examined:
             return True
@@ -237,12 +237,12 @@ class _EvidenceCollector:
         (name, _, dtype), judge = failure.key, self.judge
         truth = truth_of_case(failure.case, self.plan.inputs(failure.unit), returned.stages, judge.store)
         outcome = examine_outcome(
-            replace(blank_row(failure.case, dtype), implementation=name),
+            replace(make_blank_row(failure.case, dtype), implementation=name),
             failure.case,
-            DIAGNOSIS.truth_under_declared_conventions(truth, judge.declared_conventions(name)),
+            LAZY_DIAGNOSER.truth_under_declared_conventions(truth, judge.declared_conventions_of(name)),
             returned,
-            judge.rounding_model(name, dtype),
-            judge.known_of(failure.case, dtype, name, returned),
+            judge.rounding_model_of(name, dtype),
+            judge.known_empty_rows_of(failure.case, dtype, name, returned),
         )
         self.evidence[failure.key] = outcome.evidence or failure.empty_evidence
         self.examined[failure.key] = {row.stage: row for row in outcome.rows}
@@ -286,12 +286,12 @@ class _EvidenceCollector:
             return False
         stages, failing = failure.returned.stages, {row.stage for row in failure.rows}
         problem = problem_from_case(failure.case, inputs)
-        reading = problem_under_conventions(problem, self.judge.declared_conventions(failure.key[0]))
+        reading = problem_under_conventions(problem, self.judge.declared_conventions_of(failure.key[0]))
         case = FailingCase(
             *(problem if reading is None else reading.problem, dtype),
             {stage: array for stage, array in stages.items() if stage in failing},
             {stage: array for stage, array in stages.items() if stage in failure.right},
-            self.judge.rounding_model(failure.key[0], dtype),
+            self.judge.rounding_model_of(failure.key[0], dtype),
         )
         stage = failure.rows[0].stage
         matches = tuple(match_of(alternative, stage) for alternative in case.explaining_readings(readings))
@@ -349,13 +349,15 @@ class _EvidenceCollector:
             return None
         stages, failing = failure.returned.stages, {row.stage for row in failure.rows}
         truth = truth_of_case(failure.case, self.plan.inputs(failure.unit), stages, self.judge.store)
-        truth = truth_under_declared_conventions(truth, self.judge.declared_conventions(name)).for_returned(stages)
+        truth = truth_under_declared_conventions(truth, self.judge.declared_conventions_of(name)).for_returned_dtypes(
+            stages
+        )
         if not failing <= truth.exact.keys():
             return None
         failed, right = (
             {stage: stages[stage] for stage in names & stages.keys()} for names in (failing, failure.right)
         )
-        wrong = WrongResult(truth, failed, self.judge.rounding_model(name, dtype), right)
+        wrong = WrongResult(truth, failed, self.judge.rounding_model_of(name, dtype), right)
         return ComposedCase(wrong, failure.rows[0].stage, failure.case.operation)
 
     def _is_large(self, failure: FailingEvaluation) -> bool:
@@ -433,7 +435,7 @@ class _ConditionFinder:
         for unit in self.plan:
             case = self.plan.case(unit)
             is_passing = case.id in self.judged.get(name, ()) and (name, case.id) not in self.failed
-            if is_passing and case.operation == operation and self.judge.rounding_model(name, unit.dtype) != "none":
+            if is_passing and case.operation == operation and self.judge.rounding_model_of(name, unit.dtype) != "none":
                 units.setdefault(case.id, unit)
         refuting, checked = list[Problem](), 0
         for unit in units.values():
@@ -453,7 +455,7 @@ class _ConditionFinder:
         from attncheck.diagnosis.declared import problem_under_conventions
 
         problem = problem_from_case(self.plan.case(unit), self.plan.inputs(unit))
-        reading = problem_under_conventions(problem, self.judge.declared_conventions(name))
+        reading = problem_under_conventions(problem, self.judge.declared_conventions_of(name))
         return problem if reading is None else reading.problem
 
 
@@ -479,7 +481,7 @@ def _is_accuracy(decision: Decision) -> bool:
 
 def _diagnosed_row(row: Row, decision: Decision | None, examined: Mapping[Evaluation, Mapping[str, Row]]) -> Row:
     """Return the row of a stage with its diagnosis; ``mark_dependent_numbers`` handles the rows of numbers."""
-    is_open = row.comparison == "stage" and not row.xfail and row.verdict in (*WRONG_NUMBERS, Verdict.SEMANTIC)
+    is_open = row.comparison == "stage" and not row.xfail and row.verdict in (*WRONG_NUMBER_VERDICTS, Verdict.SEMANTIC)
     if decision is None or not is_open:
         return row
     changed = apply_decision(decision, DiagnosisColumns(row.verdict, row.message, row.begins_at or ""))
@@ -498,7 +500,7 @@ def _diagnosed_row(row: Row, decision: Decision | None, examined: Mapping[Evalua
 
 def _append_hint(row: Row, hint: str) -> Row:
     """Append the diagnosis of one case to the message of an unnamed row, so that `check` reports it like `explain`."""
-    is_wrong = row.verdict in WRONG_NUMBERS and row.comparison == "stage" and not row.xfail
+    is_wrong = row.verdict in WRONG_NUMBER_VERDICTS and row.comparison == "stage" and not row.xfail
     return replace(row, message=f"{row.message}{SINGLE_CASE_PREFIX}{hint}") if hint and is_wrong else row
 
 
@@ -512,7 +514,12 @@ def mark_dependent_numbers(rows: Sequence[Row]) -> list[Row]:
 
     def marked(row: Row) -> Row:
         reason = reasons.get(evaluation_of(row))
-        if reason is None or row.comparison in ("stage", "pair") or row.verdict not in WRONG_NUMBERS or row.xfail:
+        if (
+            reason is None
+            or row.comparison in ("stage", "pair")
+            or row.verdict not in WRONG_NUMBER_VERDICTS
+            or row.xfail
+        ):
             return row
         message = f"{row.message}; {reason.message}"
         return replace(row, verdict=Verdict.SEMANTIC, message=message, diagnosis=reason.diagnosis)

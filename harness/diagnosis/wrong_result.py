@@ -45,20 +45,20 @@ from attncheck.judging.alternatives import (
     format_scales,
     has_default_scale,
     has_scale,
-    scale_of,
+    intended_scale,
     with_combined_mask,
 )
 from attncheck.judging.exact_stages import Array, ExactStages, Stages
-from attncheck.judging.judge_stages import failing_elements, stage_agrees
+from attncheck.judging.judge_stages import flag_failing_elements, stage_agrees
 from attncheck.judging.stage_bounds import StageBounds, StageReference
 from attncheck.judging.truth import Truth, truth_of_reading, truth_of_stages
 from attncheck.judging.undefined import find_undefined, make_judged_problem
 from attncheck.reading.lowering import count_queries_and_keys
 from attncheck.reading.problem import Problem
 from attncheck.spec import ACCURACY_PREFIX, OPERATIONS, PROJECTIONS, input_specs, stage_position
-from attncheck.spec.classes import WITH, rounding_model_named
+from attncheck.spec.classes import PARTS_SEPARATOR, rounding_model_named
 from attncheck.spec.dtypes import round_to
-from attncheck.spec.options import SIXTEEN_BITS
+from attncheck.spec.options import SIXTEEN_BIT_DTYPES
 from attncheck.spec.rounding import FORMATS
 
 _MAX_NEAR_MATCH_RATIO = 16.0
@@ -80,24 +80,24 @@ class WrongResult:
     @property
     def problem(self) -> Problem:
         """The problem of the case."""
-        return self.truth.judged.problem
+        return self.truth.judged_problem.problem_without_layout
 
     @cached_property
     def readings(self) -> CaseReadings:
         """The other readings of the case; all implementations that fail the case share them."""
-        readings: CaseReadings = self.truth.of_readings.setdefault("all", CaseReadings(self.truth))
+        readings: CaseReadings = self.truth.cached_readings.setdefault("all", CaseReadings(self.truth))
         return readings
 
     def reference(self, stage: str) -> StageReference:
         """Return the exact answer of a stage with its bound."""
-        return self.truth.reference(stage, self.rounding_model)
+        return self.truth.stage_reference(stage, self.rounding_model)
 
     @cached_property
     def applicable(self) -> tuple[AppliedReading, ...]:
         """The readings that begin no later than the first failing stage; a later one cannot explain that stage."""
         first = min(map(stage_position, self.stages))
         alternatives = self.readings.alternatives
-        return tuple(alternative for alternative in alternatives if stage_position(alternative.stage) <= first)
+        return tuple(alternative for alternative in alternatives if stage_position(alternative.first_stage) <= first)
 
     @cached_property
     def allowed_difference(self) -> float:
@@ -114,13 +114,17 @@ class WrongResult:
 def is_only_in_empty_rows(wrong: WrongResult) -> bool:
     """Return whether all elements that are proved wrong are in rows without a key."""
     undefined_rows = wrong.truth.undefined.rows
-    if undefined_rows is None or not undefined_rows.empty.any() or not wrong.stages.keys() <= wrong.truth.exact.keys():
+    if (
+        undefined_rows is None
+        or not undefined_rows.empty_rows.any()
+        or not wrong.stages.keys() <= wrong.truth.exact.keys()
+    ):
         return False
     wrong_rows = False
     for stage, array in wrong.stages.items():
-        reference = wrong.truth.reference(stage, wrong.rounding_model, array)
-        failing = failing_elements(reference, array)
-        if (failing & ~undefined_rows.affected_by_empty(stage, array.shape)).any():
+        reference = wrong.truth.stage_reference(stage, wrong.rounding_model, array)
+        failing = flag_failing_elements(reference, array)
+        if (failing & ~undefined_rows.flag_affected_by_empty_rows(stage, array.shape)).any():
             return False
         wrong_rows |= bool(failing.any())
         if not failing.any() and not stage_agrees(reference, array):
@@ -140,7 +144,7 @@ def is_distinguishable(wrong: WrongResult, alternative: AppliedReading) -> bool:
     for stage in sorted(stages_from(alternative, wrong.judged)):
         named = alternative.stage_aliases.get(stage, stage)
         reference = wrong.reference(stage)
-        if named not in truth.exact or _are_separated(reference, truth.reference(named, wrong.rounding_model)):
+        if named not in truth.exact or _are_separated(reference, truth.stage_reference(named, wrong.rounding_model)):
             return True
     return False
 
@@ -152,11 +156,21 @@ def try_reading(wrong: WrongResult, alternative: AppliedReading) -> AppliedReadi
         return None
     if is_match(wrong, alternative, truth):
         return alternative
-    if alternative.stage_aliases or alternative.replacement or not is_only_in_empty_rows(replace(wrong, truth=truth)):
+    if (
+        alternative.stage_aliases
+        or alternative.step_replacement
+        or not is_only_in_empty_rows(replace(wrong, truth=truth))
+    ):
         return None
     for of_rows in other_empty_row_conventions(alternative.problem):
         description = f"{alternative.description}; {of_rows.description}"
-        both = replace(alternative, problem=of_rows.problem, description=description, option=of_rows.option, shared="")
+        both = replace(
+            alternative,
+            problem=of_rows.problem,
+            description=description,
+            declarable_convention=of_rows.declarable_convention,
+            common_description="",
+        )
         if is_match(wrong, both, truth_of_reading(wrong.truth, both.problem)):
             return both
     return None
@@ -169,14 +183,14 @@ def is_match(wrong: WrongResult, alternative: AppliedReading, truth: Truth) -> b
         return False
     model = wrong.rounding_model
     if not all(
-        stage_agrees(truth.reference(named[stage], model, array), array) for stage, array in wrong.stages.items()
+        stage_agrees(truth.stage_reference(named[stage], model, array), array) for stage, array in wrong.stages.items()
     ):
         return False
     # Before the stage at which it departs, a reading is the case itself, although its problem may differ.
     right = stages_from(alternative, frozenset(wrong.right)) & truth.exact.keys() - alternative.stage_aliases.keys()
     if not _all_agree(truth, {stage: wrong.right[stage] for stage in right}, model):
         return False
-    return any(_are_separated(wrong.reference(stage), truth.reference(named[stage], model)) for stage in named)
+    return any(_are_separated(wrong.reference(stage), truth.stage_reference(named[stage], model)) for stage in named)
 
 
 def _is_near_match(wrong: WrongResult, alternative: AppliedReading, truth: Truth) -> bool:
@@ -184,7 +198,7 @@ def _is_near_match(wrong: WrongResult, alternative: AppliedReading, truth: Truth
         name = alternative.stage_aliases.get(stage, stage)
         if name not in truth.exact or truth.exact[name].shape != array.shape:
             return False
-        exact, bound = truth.exact[name], truth.bounds.of(wrong.rounding_model)[name]
+        exact, bound = truth.exact[name], truth.bounds.bounds_by_stage(wrong.rounding_model)[name]
         error, judged = exact.error_of(array), np.isfinite(exact.high) & np.isfinite(exact.radius)
         with np.errstate(over="ignore"):
             if not error[judged].sum() <= _MAX_NEAR_MATCH_RATIO * bound.max_error[judged].sum():
@@ -198,7 +212,7 @@ def _are_separated(first: StageReference, second: StageReference) -> bool:
     if first_exact.shape != second_exact.shape:
         return True
     allowed = first.bound.max_error + second.bound.max_error
-    judged = ~(first.open | second.open)
+    judged = ~(first.unjudged_elements | second.unjudged_elements)
     finite = np.isfinite(first_exact.high) & np.isfinite(second_exact.high)
     with np.errstate(invalid="ignore", over="ignore"):
         distance = np.abs(first_exact.high - second_exact.high)
@@ -210,7 +224,7 @@ def _are_separated(first: StageReference, second: StageReference) -> bool:
 
 def stages_from(alternative: AppliedReading, stages: frozenset[str]) -> frozenset[str]:
     """Return the given stages from the one at which a reading departs from the case."""
-    return frozenset(stage for stage in stages if stage_position(stage) >= stage_position(alternative.stage))
+    return frozenset(stage for stage in stages if stage_position(stage) >= stage_position(alternative.first_stage))
 
 
 _ACCURACY_FORMATS = (("float32", "native"), ("bfloat16", "eager_pre"))
@@ -227,7 +241,9 @@ _MAX_EXPLAINED_VARIANCE = 0.5
 
 
 def _all_agree(truth: Truth, failing: Stages, rounding_model: str) -> bool:
-    return all(stage_agrees(truth.reference(stage, rounding_model, array), array) for stage, array in failing.items())
+    return all(
+        stage_agrees(truth.stage_reference(stage, rounding_model, array), array) for stage, array in failing.items()
+    )
 
 
 def judge_accuracy(wrong: WrongResult, *, is_known: bool = False) -> tuple[AppliedReading | None, set[str]]:
@@ -238,21 +254,27 @@ def judge_accuracy(wrong: WrongResult, *, is_known: bool = False) -> tuple[Appli
     truth, failing, refuted = wrong.truth, wrong.stages, set[str]()
     for dtype, of_format in _ACCURACY_FORMATS:
         name = ACCURACIES[dtype].name
-        if FORMATS[dtype].precision >= FORMATS[truth.bounds.dtype].precision or truth.bounds.dtype in SIXTEEN_BITS:
+        if (
+            FORMATS[dtype].precision >= FORMATS[truth.bounds.dtype].precision
+            or truth.bounds.dtype in SIXTEEN_BIT_DTYPES
+        ):
             refuted.add(name)
             continue
-        if of_format not in truth.of_readings:
-            lower_bounds, unit = replace(truth.bounds, dtype=dtype).of(of_format), FORMATS[dtype].unit_roundoff
-            truth.of_readings[of_format] = _add_operand_rounding(truth.stages, lower_bounds, unit)
-        bounds: dict[str, Bound] = truth.of_readings[of_format]
-        lower = replace(truth, bounds=truth.bounds.with_known(wrong.rounding_model, bounds))
+        if of_format not in truth.cached_readings:
+            lower_bounds, unit = (
+                replace(truth.bounds, dtype=dtype).bounds_by_stage(of_format),
+                FORMATS[dtype].unit_roundoff,
+            )
+            truth.cached_readings[of_format] = _add_operand_rounding(truth.stages, lower_bounds, unit)
+        bounds: dict[str, Bound] = truth.cached_readings[of_format]
+        lower = replace(truth, bounds=truth.bounds.with_replaced_bounds(wrong.rounding_model, bounds))
         if not _all_agree(lower, failing, wrong.rounding_model):
             refuted.add(name)
             continue
         first = min(failing, key=stage_position)
         is_noise = _is_noise(truth.exact[first], bounds[first].sigma, failing[first])
         if is_noise or (is_noise is None and is_known):
-            return ACCURACIES[dtype].alternative(ReadingForm(wrong.problem), is_fitted=True), refuted
+            return ACCURACIES[dtype].make_applied_reading(ReadingForm(wrong.problem), is_fitted=True), refuted
         return None, refuted if is_noise is None else refuted | {accuracy.name for accuracy in ACCURACIES.values()}
     return None, refuted
 
@@ -266,27 +288,33 @@ def judge_approximations(wrong: WrongResult) -> tuple[list[AppliedReading], set[
     truth, failing, trades, refuted = wrong.truth, wrong.stages, list[AppliedReading](), set[str]()
     parts_of_dtype = EXPONENTIALS.get(truth.bounds.dtype, APPROXIMATIONS)
     options = wrong.problem.options
-    if parts_of_dtype is not APPROXIMATIONS and any(options.get(reading.of) for reading in APPROXIMATIONS.values()):
+    if parts_of_dtype is not APPROXIMATIONS and any(
+        options.get(reading.option_or_input) for reading in APPROXIMATIONS.values()
+    ):
         return [], set()  # the errors may be those of a hyperbolic tangent
     first, widest = min(failing, key=stage_position), [*parts_of_dtype][-1]
     holds_widest = False
     for parts, reading in [*parts_of_dtype.items()][::-1]:
-        model = f"{wrong.rounding_model}{WITH}{parts}"
-        is_asked = _is_permitted_model(truth.bounds, model) and (not reading.of or reading.of in wrong.problem.options)
+        model = f"{wrong.rounding_model}{PARTS_SEPARATOR}{parts}"
+        is_asked = _is_permitted_model(truth.bounds, model) and (
+            not reading.option_or_input or reading.option_or_input in wrong.problem.options
+        )
         # FP8 operands err by more than weights, exponentials and tanh do that are less exact, and are tried before.
         is_narrower = parts in NARROWER_APPROXIMATIONS and not holds_widest
         if not is_asked or is_narrower or not _all_agree(truth, failing, model):
             refuted.add(reading.name)
             continue
         holds_widest |= parts == widest
-        if _is_noise(truth.exact[first], truth.bounds.of(model)[first].sigma, failing[first], as_stored=False):
-            trades.append(reading.alternative(ReadingForm(wrong.problem), is_fitted=True))
+        if _is_noise(
+            truth.exact[first], truth.bounds.bounds_by_stage(model)[first].sigma, failing[first], as_stored=False
+        ):
+            trades.append(reading.make_applied_reading(ReadingForm(wrong.problem), is_fitted=True))
     return trades[::-1], refuted
 
 
 def _is_permitted_model(bounds: StageBounds, rounding_model: str) -> bool:
     """Return whether the rounding model exists, and the operation returns an output."""
-    if "output" not in bounds.stages.values or rounding_model.count(WITH) > 1:
+    if "output" not in bounds.exact_stages.enclosures or rounding_model.count(PARTS_SEPARATOR) > 1:
         return False
     try:
         return bool(rounding_model_named(rounding_model, bounds.dtype))
@@ -296,10 +324,10 @@ def _is_permitted_model(bounds: StageBounds, rounding_model: str) -> bool:
 
 def _add_operand_rounding(stages: ExactStages, bounds: Mapping[str, Bound], unit: float) -> dict[str, Bound]:
     """Add the rounding of query and key to the bound of raw scores; the bounds of later stages include it already."""
-    inputs = stages.canonical.inputs
-    if OPERATIONS[stages.canonical.operation].has_projections:
+    inputs = stages.canonical_problem.inputs
+    if OPERATIONS[stages.canonical_problem.operation].has_projections:
         return {name: _add_projection_rounding(stages, name, bound, unit) for name, bound in bounds.items()}
-    if "raw_scores" not in bounds or not {"query", "key"} <= inputs.keys() - stages.values.keys():
+    if "raw_scores" not in bounds or not {"query", "key"} <= inputs.keys() - stages.enclosures.keys():
         return dict(bounds)
     query, key = inputs["query"].astype(np.float64), inputs["key"].astype(np.float64)
     if "key_projection" in inputs:
@@ -312,12 +340,12 @@ def _add_operand_rounding(stages: ExactStages, bounds: Mapping[str, Bound], unit
 
 def _add_projection_rounding(stages: ExactStages, name: str, bound: Bound, unit: float) -> Bound:
     """Add the rounding of its input and its weights to the bound of a projection."""
-    inputs = stages.canonical.inputs
+    inputs = stages.canonical_problem.inputs
     if name not in PROJECTIONS or f"{name}_weight" not in inputs:
         return bound
     projected, weight = (np.abs(inputs[part].astype(np.float64)) for part in (name, f"{name}_weight"))
     size = projected @ weight  # (B, L, H D); the stage has (B, H, L, D)
-    heads, _, width = stages.high[name].shape[-3:]
+    heads, _, width = stages.float64_values[name].shape[-3:]
     moved = (2 * unit + unit * unit) * size.reshape(*size.shape[:-1], heads, width).swapaxes(-2, -3)
     return Bound(bound.max_error + moved, bound.sigma + moved)
 
@@ -361,10 +389,10 @@ def fitted_readings(wrong: WrongResult) -> Iterator[AppliedReading]:
     if sum(array.size for array in failing.values()) < MIN_ELEMENTS_TO_FIT:
         return
     first = min(map(stage_position, failing))
-    unit, plain = FORMATS[truth.bounds.dtype].unit_roundoff, problem.canonical(truth.judged.query_rows)
+    unit, plain = FORMATS[truth.bounds.dtype].unit_roundoff, problem.canonical(truth.judged_problem.judged_rows)
     if has_scale(problem) and first >= stage_position("scores"):
-        case_scale = scale_of(problem)
-        known = truth.of_readings.setdefault("scaled", {})
+        case_scale = intended_scale(problem)
+        known = truth.cached_readings.setdefault("scaled", {})
         fitted = fit_number(lambda scale: _set_scale(plain, scale), failing, case_scale, known)
         root = round_to_root(fitted / case_scale, _ROOT_CANDIDATE) if fitted is not None and case_scale else 1.0
         if _root_in_words(root):
@@ -372,12 +400,15 @@ def fitted_readings(wrong: WrongResult) -> Iterator[AppliedReading]:
         for scale in _short_candidates(fitted, unit, case_scale):
             yield multiplied_scale_reading(problem, scale / case_scale if case_scale else math.nan, scale)
     if "bias" in problem.inputs and first >= stage_position("biased"):
-        known = truth.of_readings.setdefault("bias scaled", {})
+        known = truth.cached_readings.setdefault("bias scaled", {})
         fitted = fit_number(lambda factor: multiply_bias(plain, factor), failing, 1.0, known)
         for factor in _short_candidates(fitted, unit, 1.0):
             yield multiplied_bias_reading(problem, factor)
     name = min(failing, key=stage_position)
-    if first >= stage_position("weights") and not OPERATIONS[truth.judged.canonical.operation].has_gradients:
+    if (
+        first >= stage_position("weights")
+        and not OPERATIONS[truth.judged_problem.canonical.operation].computes_gradients
+    ):
         fitted = _best_factor(failing[name].astype(np.float64), truth.exact[name].high)
         for factor in _short_candidates(fitted, unit, 1.0):
             yield multiplied_stages_reading(wrong, factor)
@@ -400,8 +431,8 @@ def _best_factor(array: Real, exact: Real) -> float | None:
 def multiplied_stages_reading(wrong: WrongResult, factor: float) -> AppliedReading:
     """Return the case with all failing stages multiplied by a fitted number."""
     replacement = step_replacement(multiply_stages(tuple(wrong.stages), factor))
-    form = ReadingForm(wrong.problem, {"factor": format_scales(factor, 1.0)[0]}, replacement=replacement)
-    return STAGE_FITTED.alternative(form, is_fitted=True, factor=factor)
+    form = ReadingForm(wrong.problem, {"factor": format_scales(factor, 1.0)[0]}, step_replacement=replacement)
+    return STAGE_FITTED.make_applied_reading(form, is_fitted=True, factor=factor)
 
 
 def left_out_keys_reading(problem: Problem, start: int, end: int) -> AppliedReading:
@@ -409,9 +440,11 @@ def left_out_keys_reading(problem: Problem, start: int, end: int) -> AppliedRead
     keys = count_queries_and_keys(problem.inputs)[1]
     number = np.arange(keys)
     which = f"{start:,} to {end - 1:,} of {keys:,}" if end - start > 1 else f"{start:,} of {keys:,}"
-    behind = KEYS_FITTED.says.format(which=f"{start:,} and all behind") if end == keys else ""
-    form = ReadingForm(with_combined_mask(problem, (number < start) | (number >= end)), {"which": which}, shared=behind)
-    return KEYS_FITTED.alternative(form, is_fitted=True)
+    behind = KEYS_FITTED.message_template.format(which=f"{start:,} and all behind") if end == keys else ""
+    form = ReadingForm(
+        with_combined_mask(problem, (number < start) | (number >= end)), {"which": which}, common_description=behind
+    )
+    return KEYS_FITTED.make_applied_reading(form, is_fitted=True)
 
 
 _RUNS_TRIED = 64
@@ -426,7 +459,7 @@ def _find_left_out_keys(wrong: WrongResult) -> tuple[int, int] | None:
     all runs are compared at once, for one random combination of the value columns.
     """
     weights, array, problem = wrong.readings.of_case.stages.get("weights"), wrong.stages.get("output"), wrong.problem
-    value = problem.canonical(wrong.truth.judged.query_rows).inputs.get("value")
+    value = problem.canonical(wrong.truth.judged_problem.judged_rows).inputs.get("value")
     can_be_left_out = "mask" in input_specs(problem.operation, problem.options.get("score"))
     if weights is None or array is None or value is None or "masked" in wrong.stages or not can_be_left_out:
         return None
@@ -468,19 +501,19 @@ def _find_key_run(sums: Real, wanted: Real) -> tuple[int, int] | None:
 def multiplied_bias_reading(problem: Problem, factor: float) -> AppliedReading:
     """Return the case with its bias multiplied by a fitted number."""
     form = ReadingForm(multiply_bias(problem, factor), {"factor": format_scales(factor, 1.0)[0]})
-    return BIAS_FITTED.alternative(form, is_fitted=True, factor=factor)
+    return BIAS_FITTED.make_applied_reading(form, is_fitted=True, factor=factor)
 
 
 def multiplied_scale_reading(problem: Problem, factor: float, scale: float | None = None) -> AppliedReading:
     """Return the case with its scale multiplied by a fitted number; ``scale`` is the product, if it is known."""
-    case_scale = scale_of(problem)
+    case_scale = intended_scale(problem)
     scale = case_scale * factor if scale is None else scale
     taken, meant = format_scales(scale, case_scale)
     shared = (
         describe_default_scale(_root_in_words(factor)) if has_default_scale(problem) and _root_in_words(factor) else ""
     )
-    form = ReadingForm(_set_scale(problem, scale), {"taken": taken, "meant": meant}, shared=shared)
-    return SCALE_FITTED.alternative(form, is_fitted=True, factor=factor)
+    form = ReadingForm(_set_scale(problem, scale), {"taken": taken, "meant": meant}, common_description=shared)
+    return SCALE_FITTED.make_applied_reading(form, is_fitted=True, factor=factor)
 
 
 def _root_in_words(factor: float) -> str:
@@ -533,7 +566,7 @@ class FailingCase:
     def _candidate_readings(self, names: Mapping[str, float | None]) -> Iterator[AppliedReading]:
         problem, readings = self._wrong.problem, self._wrong.readings
         for alternative in readings.alternatives:
-            is_comparable = alternative.replacement is not None or not readings.has_no_distance(alternative)
+            is_comparable = alternative.step_replacement is not None or not readings.has_no_distance(alternative)
             if alternative.name in names and is_comparable:
                 yield alternative
         yield from (alternative for alternative in other_empty_row_conventions(problem) if alternative.name in names)
@@ -552,10 +585,10 @@ class FailingCase:
     def _is_explained_by(self, reading: AppliedReading) -> bool:
         if reading.name.startswith(ACCURACY_PREFIX):
             return True
-        if reading.replacement is None:
+        if reading.step_replacement is None:
             truth: Truth | None = self._approximate_truth(reading.problem)
         else:
-            truth = reading.replacement(self._wrong.truth, self.rounding_model, self.failing)
+            truth = reading.step_replacement(self._wrong.truth, self.rounding_model, self.failing)
         if truth is None:
             return False
         arrays = {reading.stage_aliases.get(stage, stage): array for stage, array in self.failing.items()}
@@ -579,7 +612,9 @@ class FailingCase:
             unknown = np.isnan(number) | (number == np.inf)
             values[stage] = Enclosure(number, np.zeros(number.shape), np.where(unknown, np.inf, 0.0))
         uniform_rows = find_undefined(judged).uniform_rows
-        bounds = StageBounds(ExactStages(judged.canonical, values), self.dtype, uniform_rows).of(self.rounding_model)
+        bounds = StageBounds(ExactStages(judged.canonical, values), self.dtype, uniform_rows).bounds_by_stage(
+            self.rounding_model
+        )
         # The error of float64 is a share of the bound in this dtype.
         share = 2 * FORMATS["float64"].unit_roundoff / FORMATS[self.dtype].unit_roundoff
         exact = {}
@@ -589,8 +624,8 @@ class FailingCase:
             exact[stage] = replace(enclosure, radius=np.where(known, share * max_error, enclosure.radius))
         stages = ExactStages(judged.canonical, exact)
         truth = truth_of_stages(judged, stages)
-        truth = replace(truth, bounds=truth.bounds.with_known(self.rounding_model, bounds))
-        return truth.for_returned({**self.failing, **self.right})
+        truth = replace(truth, bounds=truth.bounds.with_replaced_bounds(self.rounding_model, bounds))
+        return truth.for_returned_dtypes({**self.failing, **self.right})
 
 
 def round_to_root(factor: float, tolerance: float = _ROOT_TOLERANCE) -> float:

@@ -100,10 +100,10 @@ def function_and_keywords(operation: str, options: Mapping[str, Any]) -> tuple[s
     # A file may say 1 where a number with a point is meant: kernels are given what their users give.
     keywords = {name: float(options[name]) if kind is float else options[name] for name, kind in kinds.items()}
     assert operation in OPERATIONS, f"an operation that no backend has: {operation}"
-    if not OPERATIONS[operation].has_score_kinds:
-        return OPERATIONS[operation].function, keywords
+    if not OPERATIONS[operation].has_score_option:
+        return OPERATIONS[operation].function_name, keywords
     score = score_spec(options)
-    return score.function, keywords if score.scale is None else {"scale": score.scale, **keywords}
+    return score.function_name, keywords if score.fixed_scale is None else {"scale": score.fixed_scale, **keywords}
 
 
 Array = NDArray[Any]

@@ -95,7 +95,7 @@ def pad_call(implementation: Implementation, problem: Problem) -> PaddedCall | F
     Returns:
         The padded call; None if it meets the requirements already; a ``Failure`` if no padding is exact.
     """
-    if OPERATIONS[problem.operation].is_folded and not implementation.has(
+    if OPERATIONS[problem.operation].may_run_as_lowered and not implementation.has(
         function_and_keywords(problem.operation, problem.options)[0]
     ):
         return _pad_call_with_mask(implementation, problem)
@@ -196,7 +196,7 @@ def _pad_to_lengths(
     require_exact_padding(problem, longer)
     specs = problem.specs
     inputs = {
-        name: _pad_array(array, specs[name].axes, lengths, longer, name, is_broadcast=specs[name].broadcast)
+        name: _pad_array(array, specs[name].axes, lengths, longer, name, is_broadcast=specs[name].is_broadcastable)
         for name, array in problem.inputs.items()
     }
     options = {**problem.options, **_scale_of_unpadded_width(problem, lengths, longer, accepted)}
@@ -228,7 +228,7 @@ def _mask_added_keys(problem: Problem, lengths: AxisLengths, longer: AxisLengths
     """Mask the keys that were added, if any query of the case may attend to them."""
     if (
         "T" not in longer
-        or OPERATIONS[problem.operation].has_score_kinds
+        or OPERATIONS[problem.operation].has_score_option
         or not attends_to_added_keys(problem, lengths)
     ):
         return problem
@@ -304,7 +304,7 @@ def unsupported_reason(
 ) -> Failure | None:
     """Return the same of a problem whose ``call`` is known without its numbers."""
     entry = implementation.entry
-    if not isinstance(entry, UserImplementation) or OPERATIONS[problem.operation].is_folded:
+    if not isinstance(entry, UserImplementation) or OPERATIONS[problem.operation].may_run_as_lowered:
         return None
     name, keywords = function_and_keywords(problem.operation, problem.options)
     parameters = entry.parameters.get(name)

@@ -29,8 +29,8 @@ from attncheck.reading.problem import Problem
 from attncheck.spec import OPERATIONS, SCORE_SPECS, computed_stages
 
 OPERATION_OF_FUNCTION: Mapping[str, tuple[str, Options]] = {
-    **{operation.function: (name, {}) for name, operation in OPERATIONS.items()},
-    **{spec.function: ("scoring", {"score": name}) for name, spec in SCORE_SPECS.items()},
+    **{operation.function_name: (name, {}) for name, operation in OPERATIONS.items()},
+    **{spec.function_name: ("scoring", {"score": name}) for name, spec in SCORE_SPECS.items()},
 }
 """The functions that can compute another problem instead of theirs, with their operation and score."""
 _READINGS_BY_NAME: Mapping[str, list[Reading]] = {
@@ -90,10 +90,10 @@ class ReadingFault:
         for reading in _READINGS_BY_NAME[self.reading]:
             if reading.changes_called_operation is not is_lowered:
                 continue
-            for form in replace(reading, changes_called_operation=False).of_problem(problem):
+            for form in replace(reading, changes_called_operation=False).apply_to_problem(problem):
                 called = form.problem.as_call()
                 taken = {"score", *_SIGNATURES[self.function].parameters}
-                if form.replacement is None and taken >= {*called.inputs, *called.options} and self.where(problem):
+                if form.step_replacement is None and taken >= {*called.inputs, *called.options} and self.where(problem):
                     return form
         return None
 
@@ -133,9 +133,9 @@ def _reading_fault(
         "name": name or reading.replace("-", "_").lower(),
         "defect": defect,
         "change": ReadingFault("", reading, where).everywhere(),
-        "at": "rotated_query" if first.of == "rotary_cos" else first.stage,
+        "at": "rotated_query" if first.option_or_input == "rotary_cos" else first.first_stage,
         "diagnosis": reading,
-        "needs": first.of if len({row.of for row in _READINGS_BY_NAME[reading]}) == 1 else "",
+        "needs": first.option_or_input if len({row.option_or_input for row in _READINGS_BY_NAME[reading]}) == 1 else "",
     }
 
 
@@ -146,7 +146,7 @@ def has_any_of(*names: str) -> Callable[[Problem], object]:
 
 def is_operation(name: str) -> Callable[[Problem], object]:
     """Return a function that returns whether a problem is of this operation, or only of its score."""
-    score = OPERATIONS[name].score
+    score = OPERATIONS[name].fixed_score
     return lambda problem: problem.operation == name or problem.options.get("score", "") == score
 
 

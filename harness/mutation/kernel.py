@@ -226,7 +226,7 @@ class Kernel(Variant):
         stages: Stages = getattr(variant, name)(*map(_widen, arrays), **widened)
         if ends is None:
             return stages
-        wide = self._wide | (SPECS[name].statistics if name in SPECS else frozenset())
+        wide = self._wide | (SPECS[name].row_statistics if name in SPECS else frozenset())
         return {stage: array if stage in wide else array.astype(ends) for stage, array in stages.items()}
 
     def _variant(self, ends: np.dtype[Any] | None) -> Variant:

@@ -24,7 +24,7 @@ from attncheck.diagnosis.decision import DIAGNOSABLE, evidence_of
 from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.execution.worker import MISSING_STAGE, Computed, Failure, Outcome, evaluate_on_backend
 from attncheck.judging.exact_stages import Stages, digest_array
-from attncheck.judging.judge_stages import StageJudgement, judge_stage, sort_stages, well_formed_stages
+from attncheck.judging.judge_stages import StageJudgement, judge_stage, select_well_formed_stages, sort_stages
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.mutation.forms import ReadingFault
 from attncheck.mutation.judgement import REFERENCE_CLASSES, Findings, StageResult, judge_stage_result
@@ -162,15 +162,15 @@ class UnitScorer:
         """Judge every stage, in the order of computation."""
         assert not isinstance(fingerprint, Failure)
         shapes, bits = self.unit.case.stage_shapes, {stage_bits[0]: stage_bits for stage_bits in fingerprint}
-        truth = self.truth.for_returned(stages)
-        sound = well_formed_stages(truth, stages, shapes)
+        truth = self.truth.for_returned_dtypes(stages)
+        sound = select_well_formed_stages(truth, stages, shapes)
         past: tuple[Any, ...] = (rounding_model, truth.bounds.has_wide_statistics)
         results: list[tuple[StageJudgement, StageResult]] = []
-        for stage in sort_stages(stages, truth.judged.canonical.options):
+        for stage in sort_stages(stages, truth.judged_problem.canonical.options):
             past = (*past, bits[stage])
             if past not in self._judged:
                 has_step = not any(result.caught and result.is_origin for _, result in results)
-                judgement = judge_stage(truth, stage, stages[stage], sound, shapes, rounding_model, has_step=has_step)
+                judgement = judge_stage(truth, stage, stages[stage], sound, shapes, rounding_model, judge_step=has_step)
                 result = judge_stage_result(judgement, stages[stage], truth.exact.get(stage), self.unit.dtype)
                 self._judged[past] = judgement, result
             results.append(self._judged[past])

@@ -95,7 +95,7 @@ def format_design(request: DesignRequest) -> str:
     [case] = read_yaml(Path(str(files("attncheck.cases") / "designs" / "kernels.yaml"))).data["cases"]
     operation, design = request.operation, case[DESIGN]
     fields = {group: _accepted_fields(case[group], request) for group in ("options", "inputs")}
-    inputs, has_gradients = fields["inputs"], OPERATIONS[operation].has_gradients
+    inputs, has_gradients = fields["inputs"], OPERATIONS[operation].computes_gradients
     if has_gradients:
         inputs["grad_output"] = {
             "draw": "randn",
@@ -155,9 +155,11 @@ def _accepted_fields(fields: Mapping[str, Any], request: DesignRequest) -> dict[
     kept = {
         name
         for name in asked
-        if name in accepted or name in positional or (name in OPTIONS and OPTIONS[name].for_reading)
+        if name in accepted or name in positional or (name in OPTIONS and OPTIONS[name].only_in_files)
     }
-    said = {name for name in kept if name in OPTIONS and (needed := OPTIONS[name].with_one_of) and not kept & {*needed}}
+    said = {
+        name for name in kept if name in OPTIONS and (needed := OPTIONS[name].requires_one_of) and not kept & {*needed}
+    }
     return {name: value for name, value in asked.items() if name in kept - said}
 
 

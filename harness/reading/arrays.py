@@ -363,11 +363,11 @@ def check_inputs(
         source = kinds.array_or_reference(value)
         shape = in_file[name] = _array_shape(source, making, path)
         _check_nesting(source, arrays.sources, path)
-        if specs[name].boolean:
+        if specs[name].is_boolean:
             check_boolean_mask(source, arrays.sources, path)
         if specs[name].is_number:
             check_is_no_mask(source, arrays.sources, path)
-        if specs[name].whole:
+        if specs[name].is_count:
             check_counts(source, arrays.sources, path)
         if not entry.allow_nonfinite:
             check_finite(source, arrays.sources, path, allow_infinite=specs[name].may_be_infinite)
@@ -380,8 +380,8 @@ def check_inputs(
     if missing:
         raise CaseFileError((*where, "inputs", missing[0]), f"{operation} needs this input: {missing[0]} is missing")
     for name in sources:
-        if specs[name].needs not in (None, *sources):
-            raise CaseFileError((*where, "inputs", name), f"needs {specs[name].needs}, which is missing")
+        if specs[name].required_input not in (None, *sources):
+            raise CaseFileError((*where, "inputs", name), f"needs {specs[name].required_input}, which is missing")
     return CheckedArrays(sources, shapes, making.numbers, file_shapes=in_file)
 
 

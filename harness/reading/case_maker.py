@@ -54,7 +54,7 @@ from attncheck.spec import (
     OPERATIONS_PER_HEAD,
     OPTIONS,
     PACKED_PROJECTIONS,
-    REQUESTED_BY,
+    REQUESTERS_OF_STAGE,
     SCALES,
     SCORE_SPECS,
     InputSpec,
@@ -84,7 +84,7 @@ _MERGED_AXES: Mapping[str, str] = {
     name: spec.axes[1]
     for operation in OPERATIONS_PER_HEAD
     for name, spec in OPERATIONS[operation].inputs.items()
-    if spec.is_number and not spec.broadcast and len(spec.axes) == 4
+    if spec.is_number and not spec.is_broadcastable and len(spec.axes) == 4
 }
 """Inputs whose heads may lie side by side, and the letter that counts them."""
 MERGED_INPUTS = frozenset(_MERGED_AXES)
@@ -194,15 +194,15 @@ class CaseMaker:
     def _reasons_of_idle_options(self, options: Mapping[str, Any]) -> dict[str, str]:
         """Return the options without effect on such a case, each with the reason."""
         idle: dict[str, str] = {}
-        if "alignment" in options and not any(options.get(name) for name in OPTIONS["alignment"].with_one_of):
+        if "alignment" in options and not any(options.get(name) for name in OPTIONS["alignment"].requires_one_of):
             idle["alignment"] = "says where queries stand for is_causal or a window, and this case has neither"
         idle |= {
-            str(spec.instead_of): spec.not_both
+            str(spec.replaced_option): spec.conflict_reason
             for name, spec in OPERATIONS[self.operation].inputs.items()
-            if name in self.entry.inputs and spec.instead_of in options
+            if name in self.entry.inputs and spec.replaced_option in options
         }
         for name in options:
-            needed = OPTIONS[name].needs
+            needed = OPTIONS[name].required_input
             if needed is not None and needed not in self.entry.inputs:
                 idle[name] = f"says something of {needed}, which this case has not"
         if not OPERATIONS[self.operation].has_projections and self.entry.layout == "split":
@@ -368,15 +368,17 @@ class CaseMaker:
                 if name in SCALES:
                     check_positive_scales(source, named, path)
                 check_lowest_number(source, named, path, stored_in)
-            if spec.whole:
-                check_counts_at_most(source, named, path, lengths[spec.at_most], COUNTED_THINGS[spec.at_most])
+            if spec.is_count:
+                check_counts_at_most(
+                    source, named, path, lengths[spec.max_value_axis], COUNTED_THINGS[spec.max_value_axis]
+                )
 
     def _check_layout_inputs(self) -> None:
         """Check the limits of sequences, the pages, and the weights of norms against the shapes."""
         counts = {
             name: np.array(literal_numbers(source, self.arrays.sources))
             for name, source in self.inputs.sources.items()
-            if self.specs[name].whole
+            if self.specs[name].is_count
         }
         with locate_faults((*self.location.path, "inputs")):
             check_layout_inputs(self.operation, self.options, self.inputs.shapes, counts)
@@ -400,7 +402,7 @@ class CaseMaker:
         options, inputs, named = self.entry.options, self.inputs.sources, self.arrays.sources
         if options.empty_rows is None and options.mask_fill is None:
             return
-        masks = REQUESTED_BY["masked"]
+        masks = REQUESTERS_OF_STAGE["masked"]
         forbidden = masks & inputs.keys() or any(self.options.get(name) for name in masks)
         if not keys or forbidden:
             return
@@ -437,7 +439,7 @@ class CaseMaker:
         named = self.arrays.sources
         return all(
             _is_drawn_continuous(source, named)
-            or (self.specs[name].broadcast and _is_zero_or_minus_infinity(source, named))
+            or (self.specs[name].is_broadcastable and _is_zero_or_minus_infinity(source, named))
             for name, source in self.inputs.sources.items()
             if self.specs[name].is_number
         )
@@ -459,7 +461,7 @@ class CaseMaker:
 
     def _check_memory_layout(self, case: Case) -> None:
         """Refuse a layout that an input cannot have; draw inputs only if one has to have equal slices."""
-        handed_over = [name for name in case.inputs if not self.specs[name].for_reading]
+        handed_over = [name for name in case.inputs if not self.specs[name].only_in_files]
         for name, kind in case.memory_layout.items():
             if name not in handed_over:
                 message = f"expected an input that the case hands over: {', '.join(handed_over)}"

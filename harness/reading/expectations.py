@@ -38,9 +38,9 @@ def read_expectations(entry: model.CaseEntry, case: Case, where: FieldPath) -> t
             f"numbers are compared with what is computed in {' and '.join(COMPARABLE_DTYPES)} alone, and in the dtype "
             f"that the case's `computed_in` names; without {', '.join(narrow)} among `dtypes` this case may have them",
         )
-    if sources and OPERATIONS[case.operation].has_gradients:
+    if sources and OPERATIONS[case.operation].computes_gradients:
         raise CaseFileError((*where, "expect"), f"gradients are {_NO_NUMBERS_MESSAGE}")
-    if sources and not OPERATIONS[case.operation].has_numbers:
+    if sources and not OPERATIONS[case.operation].can_have_expected_numbers:
         raise CaseFileError((*where, "expect"), f"{case.operation} is {_NO_NUMBERS_MESSAGE}")
     stages = computed_stages(case.operation, case.options, case.input_shapes)
     shapes = {stage: case.stage_shapes[stage] for stage in stages}
@@ -127,10 +127,10 @@ def _name_stage_and_shape(
     quantity = QUANTITIES.get(source.quantity)
     if quantity is None:
         raise CaseFileError((*path, "quantity"), f"no quantity {source.quantity!r}; expected {', '.join(QUANTITIES)}")
-    if quantity.needs and quantity.needs not in inputs:
-        raise CaseFileError((*path, "quantity"), f"{quantity.name} needs the input {quantity.needs}")
+    if quantity.required_input and quantity.required_input not in inputs:
+        raise CaseFileError((*path, "quantity"), f"{quantity.name} needs the input {quantity.required_input}")
     with locate_faults(path, "quantity"):
-        return quantity.name, stage, quantity.shape(shapes[stage], inputs)
+        return quantity.name, stage, quantity.compute_shape(shapes[stage], inputs)
 
 
 def _split_heads(numbers: PrintedArray, shape: Shape, axes: Sequence[str]) -> PrintedArray:

@@ -160,7 +160,7 @@ def _input_radius(
     """
     used, radius = exact.array, exact.radius
     if computed_in is not None and spec.is_number:
-        source_dtype = statistics_dtype(computed_in) if spec.statistics else computed_in
+        source_dtype = statistics_dtype(computed_in) if spec.is_row_statistic else computed_in
         of_source = _round_for_storage(exact.array, spec, source_dtype, storage).astype(np.float64)
         used = np.where(exact.radius > 0, exact.array, of_source)
         in_storage = max_rounding_error(np.abs(exact.array) + exact.radius, computed_in)
@@ -173,8 +173,8 @@ def _input_radius(
 
 def _round_for_storage(source: Array, spec: InputSpec, dtype: str, storage: str | None) -> Array:
     if not spec.is_number:
-        return np.ascontiguousarray(source.astype(bool if spec.boolean else np.int64))
-    if spec.statistics:
+        return np.ascontiguousarray(source.astype(bool if spec.is_boolean else np.int64))
+    if spec.is_row_statistic:
         storage = None if storage is None else statistics_dtype(storage)
     narrow = source if storage is None else round_to(source, storage)
     stored, is_lowest = round_to(narrow, dtype), source == _LOWEST_PLACEHOLDER

@@ -52,7 +52,7 @@ Factor = Any
 """A number, or one for each head, (H, 1, 1)."""
 _OptionsAndInputs = tuple[dict[str, Any], dict[str, Array]]
 
-_OPTIONS_OF_FILES = frozenset(name for name, spec in OPTIONS.items() if spec.for_reading and name != "score")
+_OPTIONS_OF_FILES = frozenset(name for name, spec in OPTIONS.items() if spec.only_in_files and name != "score")
 _INPUT_SPECS: Mapping[str, InputSpec] = {
     **FOLDED_INPUTS,
     **{
@@ -62,13 +62,15 @@ _INPUT_SPECS: Mapping[str, InputSpec] = {
         for name, spec in operation.inputs.items()
     },
 }
-_MASK_INPUTS = frozenset(name for name, spec in _INPUT_SPECS.items() if spec.folds_into == "mask")
+_MASK_INPUTS = frozenset(name for name, spec in _INPUT_SPECS.items() if spec.folds_into_input == "mask")
 _ROTARY_TABLES = frozenset({"rotary_cos", "rotary_sin"})
 _SLOT_INPUTS = tuple(
     name for name, spec in OPERATIONS["paged_attention"].inputs.items() if spec.axes[:2] == ("Np", "Lp")
 )
 _PAST_INPUTS = tuple(
-    (name, str(spec.folds_into)) for name, spec in _INPUT_SPECS.items() if spec.folds_into in ("key", "value")
+    (name, str(spec.folds_into_input))
+    for name, spec in _INPUT_SPECS.items()
+    if spec.folds_into_input in ("key", "value")
 )
 """Inputs that come before another one, and the name of that."""
 
@@ -78,7 +80,7 @@ def call_options_and_inputs(operation: str, options: Options, inputs: Inputs) ->
     spec = OPERATIONS[operation]
     if spec.is_lowered and "query_mask" not in spec.inputs:  # its signature says all that a case can
         return pack_codes(_options_of_functions(options), dict(inputs))
-    if spec.has_parts:
+    if spec.merges_parts:
         return _without_default_lse_base(options), dict(inputs)
     offset, past = query_offset(options, inputs), _past_length(inputs)
     is_told = "query_offsets" in inputs  # so that the function knows where queries stand
@@ -95,7 +97,7 @@ def canonical_options_and_inputs(
 ) -> _OptionsAndInputs:
     """Return the options and inputs of the canonical form, of some query rows or of all."""
     spec = OPERATIONS[operation]
-    if spec.has_parts:
+    if spec.merges_parts:
         is_canonical = "log_sum_exps" not in inputs
         meant = {name: value for name, value in _without_default_lse_base(options).items() if name not in CONVENTIONS}
         return meant, dict(inputs) if is_canonical else _parts_as_keys(inputs, rows)
@@ -230,7 +232,7 @@ def _select_query_rows(name: str, array: Array, rows: Rows) -> Array:
     if spec is None or "Lq" not in spec.axes:
         return array
     axis = spec.axes.index("Lq") - len(spec.axes)
-    one_for_all = spec.broadcast and (array.ndim < -axis or array.shape[axis] == 1)
+    one_for_all = spec.is_broadcastable and (array.ndim < -axis or array.shape[axis] == 1)
     return array if one_for_all else array.take(rows, axis)
 
 

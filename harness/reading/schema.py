@@ -32,7 +32,7 @@ from attncheck.spec import (
     OPERATIONS_PER_HEAD,
     OPTIONS,
     PACKED_PROJECTIONS,
-    REQUESTED_BY,
+    REQUESTERS_OF_STAGE,
     SCORE_INPUTS,
     InputSpec,
     input_specs,
@@ -181,7 +181,7 @@ def exactly_one(*conditions: Schema, required: bool = True) -> Schema:
 
 
 _SCORING = "scoring"
-_POSITION_OPTIONS = OPTIONS["alignment"].with_one_of
+_POSITION_OPTIONS = OPTIONS["alignment"].requires_one_of
 """Options of which ``alignment`` needs one."""
 
 
@@ -258,8 +258,8 @@ def _case_schema_of_operation(operation: str) -> Schema:
     every_option = {option for known in OPERATIONS.values() for option in known.options}
     stage = {"enum": [*entry.stages, None]}
     layouts: dict[str, Schema] = {}
-    for name in (name for name, spec in specs.items() if not spec.for_reading):
-        longer = [layout for layout, spec in MEMORY_LAYOUTS.items() if spec.axes > len(specs[name].axes)]
+    for name in (name for name, spec in specs.items() if not spec.only_in_files):
+        longer = [layout for layout, spec in MEMORY_LAYOUTS.items() if spec.min_axes > len(specs[name].axes)]
         layouts[name] = {"not": {"enum": longer}} if longer else {}
     fields: dict[str, Schema] = {
         "options": forbids(*sorted(every_option - entry.options)),
@@ -267,7 +267,7 @@ def _case_schema_of_operation(operation: str) -> Schema:
         "stages": {"items": {"enum": list(entry.stages)}},
         "expect": {"items": {"properties": {"stage": stage, "of": stage}}},
     }
-    if not entry.has_numbers:
+    if not entry.can_have_expected_numbers:
         fields["expect"] = {"maxItems": 0}
     if operation != _SCORING:  # whose inputs follow from the score
         fields["inputs"] = _inputs_schema(specs)
@@ -296,9 +296,9 @@ def _inputs_schema(specs: Mapping[str, InputSpec]) -> Schema:
     packed = {name: parts for name, parts in PACKED_PROJECTIONS.items() if specs.keys() >= set(parts)}
     in_parts = {part for parts in packed.values() for part in parts}
     required = [name for name, spec in specs.items() if spec.required and name not in in_parts]
-    needs = {name: [spec.needs] for name, spec in specs.items() if spec.needs}
-    booleans = {name: reference_to("MaskInput") for name, spec in specs.items() if spec.boolean}
-    counts = {name: reference_to("CountsInput") for name, spec in specs.items() if spec.whole}
+    needs = {name: [spec.required_input] for name, spec in specs.items() if spec.required_input}
+    booleans = {name: reference_to("MaskInput") for name, spec in specs.items() if spec.is_boolean}
+    counts = {name: reference_to("CountsInput") for name, spec in specs.items() if spec.is_count}
     numbers = {name: reference_to("NumberInput") for name, spec in specs.items() if spec.is_number}
     known = booleans | counts | numbers | {name: reference_to("NumberInput") for name in packed}
     rule: Schema = {"propertyNames": {"enum": [*specs, *packed]}, "required": required, "properties": known}
@@ -330,7 +330,11 @@ def _needed_option_rules() -> list[Schema]:
     positioned = _with_options({"anyOf": [requires("window"), field_equals("is_causal", True)]})
     merged = {"if": field_equals("layout", "merged"), "then": heads}
     aligned = {"if": _with_options(requires("alignment")), "then": positioned}
-    inputs = [name for name in OPERATIONS["masking"].inputs if name in REQUESTED_BY["masked"] | REQUESTED_BY["biased"]]
+    inputs = [
+        name
+        for name in OPERATIONS["masking"].inputs
+        if name in REQUESTERS_OF_STAGE["masked"] | REQUESTERS_OF_STAGE["biased"]
+    ]
     masked = {"anyOf": [positioned, with_field("inputs", {"anyOf": [requires(name) for name in inputs]})]}
     positions = _with_default_options({"anyOf": [requires(option) for option in _POSITION_OPTIONS]})
     return [

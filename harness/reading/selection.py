@@ -603,6 +603,6 @@ def note_on_large_tiles(tiles: Iterable[int]) -> str:
 
 
 def _is_large_gradient(case: Case) -> bool:
-    if not OPERATIONS[case.operation].has_gradients:
+    if not OPERATIONS[case.operation].computes_gradients:
         return False
     return math.prod(case.input_shapes["query"][:-1]) * case.input_shapes["key"][-2] > MAX_JUDGED_SCORES

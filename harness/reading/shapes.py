@@ -99,7 +99,7 @@ def bind_axes(
         lengths["H"], found_in["H"] = heads, "options.heads"
         lengths["Hkv"], found_in["Hkv"] = kv_heads or heads, "options.kv_heads" if kv_heads else "options.heads"
     for name, spec in specs.items():
-        if name not in shapes or spec.broadcast:
+        if name not in shapes or spec.is_broadcastable:
             continue
         for letter, length in zip(spec.axes, shapes[name], strict=True):
             shape, axis = f"shape {format_shape(shapes[name])}", f"axis {letter} of ({', '.join(spec.axes)})"
@@ -152,7 +152,7 @@ def _bind_head_widths(lengths: dict[str, int], found_in: Mapping[str, str]) -> N
 
 def _check_broadcast(specs: Mapping[str, InputSpec], shapes: Mapping[str, Shape], lengths: Mapping[str, int]) -> None:
     for name, spec in specs.items():
-        if name not in shapes or not spec.broadcast:
+        if name not in shapes or not spec.is_broadcastable:
             continue
         wanted = tuple(lengths[letter] for letter in spec.axes)
         for got, want in zip(shapes[name], wanted, strict=True):
@@ -234,15 +234,15 @@ def multi_slice_axes(shape: tuple[int, ...]) -> list[int]:
 def unsupported_layout_reason(layout: str, shape: Shape) -> str:
     """Return why no input of a shape can have a memory layout; empty if it can."""
     spec = MEMORY_LAYOUTS[layout]
-    if len(shape) < spec.axes:
-        of_heads = " (an axis of heads is one of them)" if spec.axes == 4 else ""
-        return f"{layout} needs {spec.axes} axes{of_heads}, got {format_shape(shape)}"
-    if spec.slices is None:
+    if len(shape) < spec.min_axes:
+        of_heads = " (an axis of heads is one of them)" if spec.min_axes == 4 else ""
+        return f"{layout} needs {spec.min_axes} axes{of_heads}, got {format_shape(shape)}"
+    if spec.max_slices is None:
         return ""
     if not multi_slice_axes(shape):
         return f"{layout} needs an axis, other than the last, of several slices, got {format_shape(shape)}"
     slices = shape[multi_slice_axes(shape)[0]]
-    return f"{layout} lays at most {spec.slices} slices apart, got {slices}" if slices > spec.slices else ""
+    return f"{layout} lays at most {spec.max_slices} slices apart, got {slices}" if slices > spec.max_slices else ""
 
 
 def format_shape(shape: Shape) -> str:

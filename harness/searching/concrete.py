@@ -172,7 +172,7 @@ def _iterate_features(problem: Problem) -> Iterator[str]:
     yield from _option_features(problem)
     yield from _head_features(problem)
     for name in optional_inputs(problem):
-        spread = problem.specs[name].broadcast
+        spread = problem.specs[name].is_broadcastable
         along = [
             axis
             for axis, length in zip(problem.specs[name].axes, problem.inputs[name].shape, strict=True)
@@ -218,7 +218,7 @@ def _head_features(problem: Problem) -> Iterator[str]:
 
 def operation_and_score(problem: Problem) -> str:
     """Return the operation, with the kind of score if that is an option."""
-    if not OPERATIONS[problem.operation].has_score_kinds:
+    if not OPERATIONS[problem.operation].has_score_option:
         return problem.operation
     return f"{problem.operation} {score_kind(problem.operation, problem.options)}"
 

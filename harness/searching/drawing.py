@@ -166,9 +166,9 @@ class DrawnInputs:
         if name in self.inputs:
             return
         axes = self._axes_of_input(name)
-        if spec.boolean:
+        if spec.is_boolean:
             self.inputs[name] = self._draw_mask(shape)
-        elif spec.whole:
+        elif spec.is_count:
             self.inputs[name] = self._draw_counts(spec, shape)
         elif "R" in axes:
             angles = self.random.uniform(-np.pi, np.pi, shape)
@@ -178,7 +178,7 @@ class DrawnInputs:
             }
         elif axes == _SCORE_AXES:
             self.inputs[name] = self._draw_scores(shape) if spec.required else self._draw_bias(shape)
-        elif spec.statistics:  # log-sum-exps of any size around any number
+        elif spec.is_row_statistic:  # log-sum-exps of any size around any number
             around = float(self.random.choice([0, 0, -90, -120, -800, 90, 800]))
             self.inputs[name] = np.asarray(around + 10 ** self.random.uniform(-2, 2.5) * self.random.randn(*shape))
         elif operand_role(axes) is not None and not spec.is_per_block:
@@ -232,9 +232,9 @@ class DrawnInputs:
             return (
                 zeros if spec.scale_input else 2 ** random.uniform(-_MAX_BLOCK_SCALE_LOG2, _MAX_BLOCK_SCALE_LOG2, shape)
             )
-        if len(axes) > 1 and not spec.broadcast:
+        if len(axes) > 1 and not spec.is_broadcastable:
             return random.randn(*shape) / math.sqrt(shape[-2])
-        if spec.neutral == 1 or (spec.broadcast and spec.required):
+        if spec.neutral_value == 1 or (spec.is_broadcastable and spec.required):
             return random.uniform(-2, 2, shape)
         numbers = random.randn(*shape) * 10 ** random.uniform(-1, 1.3 if spec.may_be_infinite else 1)
         return (
@@ -243,7 +243,7 @@ class DrawnInputs:
 
     def _draw_counts(self, spec: InputSpec, shape: Shape) -> Array:
         """Draw counts of an axis, the limits of sequences along it, or positions in it."""
-        random, most = self.random, self.lengths[spec.at_most]
+        random, most = self.random, self.lengths[spec.max_value_axis]
         if spec.axes == ("S1",):
             inner = random.randint(0, most + 1, shape[0] - 2)
             even = np.linspace(0, most, shape[0]).astype(np.int64)[1:-1]
@@ -271,7 +271,7 @@ class DrawnInputs:
         inputs, random = self.inputs, self.random
         if "cu_seqlens_k" in inputs and "key_lengths" in inputs:
             inputs["key_lengths"] = np.minimum(inputs["key_lengths"], np.diff(inputs["cu_seqlens_k"]))
-        if OPERATIONS[self.problem.operation].has_parts:
+        if OPERATIONS[self.problem.operation].merges_parts:
             self._draw_parts()
         can_be_poisoned = "poison" in OPERATIONS[self.problem.operation].options and "key_scale" not in inputs
         if can_be_poisoned and "key_lengths" in inputs and random.rand() < 0.3:

@@ -34,7 +34,7 @@ from attncheck.spec import (
     OPERATIONS_PER_HEAD,
     OPTIONS,
     QUERY_KEY_VALUE,
-    REQUESTED_BY,
+    REQUESTERS_OF_STAGE,
     SCALE_PREFIX,
     SCORE_SPECS,
     InputSpec,
@@ -101,7 +101,7 @@ def _kind_weight(kind: Kind) -> int:
 def _draw_shares() -> Mapping[str, float]:
     """Return how often an operation that has an option or input is drawn with it."""
     counts = Counter(name for operation in OPERATIONS.values() for name in (*operation.options, *operation.inputs))
-    masked = REQUESTED_BY["masked"] | REQUESTED_BY["biased"]
+    masked = REQUESTERS_OF_STAGE["masked"] | REQUESTERS_OF_STAGE["biased"]
     return {name: max(_MASKING_SHARE if name in masked else _DRAW_SHARE, 1 / (1 + n)) for name, n in counts.items()}
 
 
@@ -165,8 +165,8 @@ def _draw_inputs(specs: Mapping[str, InputSpec], possible: Sequence[str], random
     """Draw which inputs the problem has; an input that needs another one requires it, or comes in a pair with it."""
     drawn = {name for name, spec in specs.items() if spec.required}
     for name in possible:
-        needed = specs[name].needs
-        is_pair = needed is not None and specs[needed].needs == name
+        needed = specs[name].required_input
+        is_pair = needed is not None and specs[needed].required_input == name
         if name in drawn or (needed is not None and not is_pair and needed not in drawn):
             continue
         is_first = not is_pair or list(specs).index(name) < list(specs).index(str(needed))
@@ -180,15 +180,19 @@ def _drop_unused(
 ) -> tuple[dict[str, Any], list[str]]:
     """Leave out options and inputs that only modify another option or input, if that is absent."""
     present = {*names, *options}
-    kept = [name for name in names if not specs[name].with_one_of or not present.isdisjoint(specs[name].with_one_of)]
+    kept = [
+        name for name in names if not specs[name].requires_one_of or not present.isdisjoint(specs[name].requires_one_of)
+    ]
     present = {*kept, *options}
     said = {}
     for name, value in options.items():
         spec = OPTIONS[name]
-        if spec.needs in (None, *present) and (not spec.with_one_of or not present.isdisjoint(spec.with_one_of)):
+        if spec.required_input in (None, *present) and (
+            not spec.requires_one_of or not present.isdisjoint(spec.requires_one_of)
+        ):
             said[name] = value
     for name in kept:
-        said.pop(specs[name].instead_of or "", None)
+        said.pop(specs[name].replaced_option or "", None)
     return said, kept
 
 
@@ -197,7 +201,7 @@ def _draw_option_value(name: str, random: Random) -> Any:
     if spec.type is bool:
         return True
     if spec.type is float:
-        number = draw_item(random, spec.usual) * (random.uniform(0.5, 1.5) if random.rand() < 0.5 else 1)
+        number = draw_item(random, spec.typical_values) * (random.uniform(0.5, 1.5) if random.rand() < 0.5 else 1)
         return float(np.float32(number))
     if get_origin(spec.type) is tuple:  # a window
         before, after = (None if random.rand() < 0.3 else int(random.randint(0, 9)) for _ in range(2))
@@ -213,9 +217,9 @@ def _constant_array(spec: InputSpec, options: Mapping[str, Any], lengths: Mappin
         for letter in axis.split("*"):
             length *= lengths[letter]
         shape.append(length)
-    if spec.broadcast and random.rand() >= _FULL_SIZE_SHARE:
+    if spec.is_broadcastable and random.rand() >= _FULL_SIZE_SHARE:
         shape = [length if random.rand() < 0.6 else 1 for length in shape]
-    zero = np.zeros((), bool if spec.boolean else np.int64 if spec.whole else np.float64)
+    zero = np.zeros((), bool if spec.is_boolean else np.int64 if spec.is_count else np.float64)
     return np.broadcast_to(zero, tuple(shape))
 
 
@@ -272,7 +276,7 @@ def _intermediate_arrays(problem: Problem) -> Iterator[Array]:
             zeros = np.abs(problem.inputs.get(f"{stem}_zero", np.zeros((1,) * codes.ndim)).astype(np.float64))
             is_per_block = problem.inputs[f"{stem}_block_scale"].astype(np.float64)
             yield (codes + expand_blocks(zeros, codes.shape)) * expand_blocks(is_per_block, codes.shape)
-    if operation.has_gradients:
+    if operation.computes_gradients:
         per_head = {
             name: array for name, array in lowered.inputs.items() if name in OPERATIONS[OPERATIONS_PER_HEAD[0]].inputs
         }
@@ -292,7 +296,7 @@ def _projection_outputs(problem: Problem) -> Iterator[Array]:
     """Yield the outputs of layers of weights, and intermediate arrays if latent vectors are keys themselves."""
     specs, inputs = problem.specs, problem.inputs
     for weight, spec in specs.items():
-        if weight in inputs and len(spec.axes) == 2 and not spec.whole:
+        if weight in inputs and len(spec.axes) == 2 and not spec.is_count:
             operands = (name for name in inputs if specs[name].axes[-1] == spec.axes[0] and len(specs[name].axes) > 2)
             yield from (inputs[name] @ inputs[weight] for name in operands)
     if "latent" in inputs:
@@ -404,7 +408,7 @@ def _choose_special_values(problem: Problem, random: Random) -> Problem:
     if random.rand() >= _SPECIAL_SHARE:
         return problem
     specs = problem.specs
-    plain = [name for name in _number_inputs(problem) if not (specs[name].statistics or specs[name].is_narrow)]
+    plain = [name for name in _number_inputs(problem) if not (specs[name].is_row_statistic or specs[name].is_narrow)]
     if not plain:
         return problem
     name, kind = draw_item(random, plain), draw_item(random, tuple(_SPECIAL_VALUES))

@@ -127,7 +127,7 @@ def optional_groups(problem: Problem) -> Iterator[set[str]]:
             yield {name}
     specs = problem.specs
     for name in optional_inputs(problem):
-        yield {name, *(dependent for dependent in optional_inputs(problem) if specs[dependent].needs == name)}
+        yield {name, *(dependent for dependent in optional_inputs(problem) if specs[dependent].required_input == name)}
     if "rotary_cos" in problem.inputs:
         yield {"rotary_cos", "rotary_sin", "rotary_interleaved", "norm_after_rotation"}
 
@@ -331,11 +331,11 @@ def _add_head_positions(problem: Problem, kept: dict[str, NDArray[np.intp]]) -> 
 
 def _cut_input(problem: Problem, name: str, array: Array, kept: KeptPositions) -> Array:
     spec, lengths = problem.specs[name], problem.lengths
-    if array.dtype.kind in "iu" and spec.at_most in kept:
-        array = np.searchsorted(kept[spec.at_most], array).astype(np.int64)
+    if array.dtype.kind in "iu" and spec.max_value_axis in kept:
+        array = np.searchsorted(kept[spec.max_value_axis], array).astype(np.int64)
     for position, axis in enumerate(input_axes(problem.specs[name], problem.options)):
         parts = axis.split("*")
-        if not kept.keys() & set(parts) or (spec.broadcast and array.shape[position] == 1):
+        if not kept.keys() & set(parts) or (spec.is_broadcastable and array.shape[position] == 1):
             continue
         array = array.take(_combined_positions(parts, kept, lengths), position)
     return array
@@ -372,8 +372,8 @@ def limit_counts(problem: Problem) -> Problem:
     lengths, inputs = problem.lengths, dict(problem.inputs)
     for name, array in inputs.items():
         spec: InputSpec = problem.specs[name]
-        if spec.whole and spec.at_most in lengths:
-            inputs[name] = np.minimum(array, lengths[spec.at_most])
+        if spec.is_count and spec.max_value_axis in lengths:
+            inputs[name] = np.minimum(array, lengths[spec.max_value_axis])
     return replace(problem, inputs=inputs)
 
 
@@ -395,16 +395,18 @@ def simplify_options(attempts: Attempts) -> None:
 def _simpler_values(spec: OptionSpec) -> Sequence[Any]:
     if get_origin(spec.type) is tuple:
         return _SIMPLE_WINDOWS
-    return [number for number in _SIMPLE_NUMBERS if number > 0 or not spec.positive] if spec.type is float else ()
+    return (
+        [number for number in _SIMPLE_NUMBERS if number > 0 or not spec.must_be_positive] if spec.type is float else ()
+    )
 
 
 def simplify_masks(attempts: Attempts) -> None:
     """Broadcast masks and biases along axes, and allow more keys."""
     for name in list(optional_inputs(attempts.failing)):
-        if attempts.failing.specs[name].broadcast:
+        if attempts.failing.specs[name].is_broadcastable:
             for axis in range(attempts.failing.inputs[name].ndim):
                 attempts.try_change(partial(_keep_first_slice, name=name, axis=axis))
-        if attempts.failing.specs[name].boolean:
+        if attempts.failing.specs[name].is_boolean:
             _replace_parts(attempts, name, lambda part: np.ones_like(part))
 
 
@@ -416,7 +418,7 @@ def simplify_counts(attempts: Attempts) -> None:
     """Set all numbers of an optional input of counts to 0 or 1."""
     for name, array in list(attempts.failing.inputs.items()):
         spec = attempts.failing.specs[name]
-        if spec.whole and not spec.required:
+        if spec.is_count and not spec.required:
             for number in (0, 1):
                 attempts.try_change(partial(_set_input, name=name, array=np.full_like(array, number)))
 

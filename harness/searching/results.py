@@ -19,7 +19,7 @@ from attncheck.common.wording import count_noun
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.executors.base import ResultRecorder
-from attncheck.judging.xfail import ExpectedFailureRecord, blank_row
+from attncheck.judging.xfail import ExpectedFailureRecord, make_blank_row
 from attncheck.reading.case import Case, case_record
 from attncheck.results.coverage import RequestedRun
 from attncheck.results.format import Row
@@ -118,7 +118,7 @@ class SearchResults:
             except AttncheckError:  # the user removed the file
                 continue
             row = replace(
-                blank_row(case, finding.dtype),
+                make_blank_row(case, finding.dtype),
                 implementation=self.folder.implementation,
                 stage=finding.symptom.stage,
                 verdict=Verdict(finding.symptom.verdict),

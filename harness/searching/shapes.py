@@ -76,9 +76,9 @@ def max_entries(operation: Operation, axes: frozenset[str], most: int) -> int:
         >>> [max_entries(OPERATIONS[name], frozenset(), 1 << 20) for name in names]
         [1048576, 16384]
     """
-    if axes & {"A", "N"} or (operation.has_gradients and operation.is_lowered):
+    if axes & {"A", "N"} or (operation.computes_gradients and operation.is_lowered):
         return min(most, _MAX_SCORES_OF_COSTLY)
-    return min(most, _MAX_SCORES_OF_GRADIENTS) if operation.has_gradients else most
+    return min(most, _MAX_SCORES_OF_GRADIENTS) if operation.computes_gradients else most
 
 
 EDGES = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)

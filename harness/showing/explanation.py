@@ -195,7 +195,11 @@ def _worst_element_lines(judgement: StageJudgement, answer: Answer) -> list[str]
     if judgement.error is not None and judgement.bound is not None:
         label = ", ill-conditioned" if judgement.bound > abs(judgement.exact) else ""
         conditions = answer.conditioning.get(judgement.stage)
-        condition = f", condition {conditions.of(judgement.bound, judgement.exact):.3g}{label}" if conditions else ""
+        condition = (
+            f", condition {conditions.condition_number(judgement.bound, judgement.exact):.3g}{label}"
+            if conditions
+            else ""
+        )
         lines.append(f"  error     {judgement.error:.4g}, bound {judgement.bound:.4g}{condition}")
     return lines
 

@@ -150,7 +150,7 @@ def judge_mode() -> Callable[..., dict[str, str]]:
             stages = run_operation(prepared.backend, operation, stored, options)
             arrays = {stage: prepared.backend.to_numpy(tensor) for stage, tensor in stages.items()}
         asked = {**options, **({} if operation == "scoring" else _given_without_a_key(name, dtype))}
-        truth = find_truth(Problem(operation, asked, stored, dtype)).for_returned(arrays)
+        truth = find_truth(Problem(operation, asked, stored, dtype)).for_returned_dtypes(arrays)
         shapes = {stage: exact.high.shape for stage, exact in truth.exact.items()}
         found = judge_stages(truth, arrays, shapes, declared.classes[dtype])
         return {judgement.stage: str(judgement.verdict) for judgement in found}

@@ -247,7 +247,7 @@ def goes_over_keys(operation: Operation) -> bool:
     return (
         {"Lq"} <= axes
         and bool(axes & {"Lk", "T", "W"})
-        and any(STAGE_SPECS[stage].part in SUM_OVER_KEYS for stage in operation.stages)
+        and any(STAGE_SPECS[stage].computation_part in SUM_OVER_KEYS for stage in operation.stages)
     )
 
 
@@ -258,7 +258,11 @@ def options_at_lengths(operation: Operation) -> set[str]:
     the gradients of attention, attention by another score is attention after the score, and a softmax by itself is a
     step of attention, where its options meet them.
     """
-    if not goes_over_keys(operation) or operation.score or (operation.is_lowered and operation.has_gradients):
+    if (
+        not goes_over_keys(operation)
+        or operation.fixed_score
+        or (operation.is_lowered and operation.computes_gradients)
+    ):
         return set()
     aside = STORED | (HANDED_ON if operation.is_lowered else set())
     return {"", *(option_levels(operation).keys() - aside if operation.name != "softmax" else ())}
@@ -270,7 +274,9 @@ def lengths_of(case: Case) -> list[tuple[int, int]]:
     if not {"cu_seqlens_k", "block_table"} & case.inputs.keys():
         return [(lengths["Lq"], lengths["T"] if "T" in lengths else lengths["Lk"])]
     exact = {
-        name: made.array.astype(int) for name, made in make_exact_inputs(case).items() if case.input_specs[name].whole
+        name: made.array.astype(int)
+        for name, made in make_exact_inputs(case).items()
+        if case.input_specs[name].is_count
     }
     if "block_table" in exact:
         return [(lengths["Lq"], int(keys)) for keys in exact["key_lengths"]]

@@ -24,7 +24,7 @@ from attncheck.backends import numpy_backend
 from attncheck.backends.families import FAMILIES
 from attncheck.execution.signatures import signature_text
 from attncheck.execution.worker import Computed, evaluate_on_backend
-from attncheck.judging.compare import absolute_difference, differing_nonfinite
+from attncheck.judging.compare import absolute_difference, flag_differing_nonfinite
 from attncheck.reading import array_kinds, model
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailureEntry, load_expected_failures
@@ -123,7 +123,7 @@ def test_every_example_runs_and_the_numbers_that_it_knows_hold() -> None:
             computed = outcome.stages[expected.of]
             rounding = 2.0**-20 if case.computed_in == "float32" else 1e-12
             off = absolute_difference(computed, known.value)[given]
-            assert not differing_nonfinite(computed, known.value)[given].any()
+            assert not flag_differing_nonfinite(computed, known.value)[given].any()
             assert (off <= known.radius_towards(computed)[given] + rounding).all(), (case.name, expected.name, computed)
 
 

@@ -26,7 +26,7 @@ from attncheck.planning.plan import RECORDED_UNITS_FILE, Plan, standard_units, u
 from attncheck.reading.case import Case
 from attncheck.reading.covering import cover_features
 from attncheck.reading.selection import bundled_cases_folder, select_cases
-from attncheck.spec.options import SIXTEEN_BITS
+from attncheck.spec.options import SIXTEEN_BIT_DTYPES
 
 PATH = Path(__file__).resolve().parent / "catches.txt"
 HOW_TO_ACCEPT = (
@@ -80,9 +80,9 @@ def find_candidates(cases: Sequence[Case]) -> Candidates:
     standard = {cases[units[position][0]].id for position in standard_units(cases, units)}
     first, rest = ([case for case in cases if (case.id in standard) == chosen] for chosen in (True, False))
     found = list(_caught(first, BY_HAND, exhaustive=True))
-    caught = {(catch.fault, catch.dtype in SIXTEEN_BITS) for catch, _ in found}
+    caught = {(catch.fault, catch.dtype in SIXTEEN_BIT_DTYPES) for catch, _ in found}
     left = [
-        (fault, tuple(dtype for dtype in fault.dtypes if (fault.name, dtype in SIXTEEN_BITS) not in caught))
+        (fault, tuple(dtype for dtype in fault.dtypes if (fault.name, dtype in SIXTEEN_BIT_DTYPES) not in caught))
         for fault in BY_HAND
     ]
     missed = [replace(fault, dtypes=dtypes) for fault, dtypes in left if dtypes]
@@ -91,7 +91,7 @@ def find_candidates(cases: Sequence[Case]) -> Candidates:
     found += _caught([case for case in others if case.dtypes], missed, exhaustive=False)
     by_pair: dict[tuple[str, bool], list[tuple[Catch, tuple[bool, bool]]]] = defaultdict(list)
     for catch, preference in found:
-        by_pair[catch.fault, catch.dtype in SIXTEEN_BITS].append((catch, preference))
+        by_pair[catch.fault, catch.dtype in SIXTEEN_BIT_DTYPES].append((catch, preference))
     by_far = {pair for pair, of in by_pair.items() if any(is_far for _, (is_far, _) in of)}
     kept = {pair: [each for each in of if each[1][0] or pair not in by_far] for pair, of in by_pair.items()}
     return {

@@ -158,8 +158,8 @@ def test_no_right_way_to_compute_exceeds_its_bounds(name: str) -> None:
                 count += 1
                 shapes = {stage: exact.shape for stage, exact in truth.exact.items()}
                 model = control.classes.get(dtype, REFERENCE_CLASSES.get(dtype, ""))
-                assert truth.bounds.of(model).keys() == truth.exact.keys()
-                found = judge_stages(truth.for_returned(stages), stages, shapes, model)
+                assert truth.bounds.bounds_by_stage(model).keys() == truth.exact.keys()
+                found = judge_stages(truth.for_returned_dtypes(stages), stages, shapes, model)
             wrong = [each for each in found if each.verdict is not Verdict.AGREE]
             offenders += [(control.name, dtype, regime, each.stage, each.message) for each in wrong]
     assert offenders == []
@@ -174,7 +174,7 @@ def test_bounds_are_not_idle(name: str) -> None:
         problem = draw(name, 10 + seed).stored("float32")
         truth = problem.truth("float32")
         for stage, array in problem.returned().items():
-            exact, bound = truth.exact[stage], truth.bounds.of("native")[stage].max_error
+            exact, bound = truth.exact[stage], truth.bounds.bounds_by_stage("native")[stage].max_error
             size = np.abs(exact.high[np.isfinite(exact.high)]).max(initial=1e-3)
             assert bound.max(initial=0) <= U32 * 500 * max(size, 10.0), stage
             known = (bound > 0) & np.isfinite(exact.high)
@@ -191,7 +191,10 @@ def test_a_sum_over_weights_made_again_is_within_the_bounds_of_peaked_rows() -> 
         problem = Problem(GRADIENTS, {}, inputs | {"query": 9 * inputs["query"], "key": 9 * inputs["key"]})
         stages = run_operation(control.backend, GRADIENTS, problem.inputs, {})
         truth = problem.truth("float64")
-        error, bound = truth.exact["grad_query"].error_of(stages["grad_query"]), truth.bounds.of("native")["grad_query"]
+        error, bound = (
+            truth.exact["grad_query"].error_of(stages["grad_query"]),
+            truth.bounds.bounds_by_stage("native")["grad_query"],
+        )
         assert (error <= bound.max_error).all()
         beside.append((error / bound.max_error).max())
     assert max(beside) > 0.01
@@ -213,8 +216,8 @@ def test_heads_added_up_in_16_bits_are_within_the_bounds_of_such_kernels_alone()
             total = (total + part).astype(np.float16)
         truth = Problem(GRADIENTS, {}, inputs).truth("float16")
         error = truth.exact["grad_value"].error_of(total[np.newaxis, np.newaxis])
-        assert (error <= truth.bounds.of("fused_bwd")["grad_value"].max_error).all()
-        beyond += (error > truth.bounds.of("fused")["grad_value"].max_error).any()
+        assert (error <= truth.bounds.bounds_by_stage("fused_bwd")["grad_value"].max_error).all()
+        beyond += (error > truth.bounds.bounds_by_stage("fused")["grad_value"].max_error).any()
     assert beyond > 0
 
 
@@ -230,7 +233,7 @@ def test_a_fill_is_rounded_to_the_dtype_and_beyond_it_is_minus_infinity() -> Non
 
 # Radii.
 
-NUMBERS = [name for name in FORWARD if OPERATIONS[draw(name).operation].has_numbers]
+NUMBERS = [name for name in FORWARD if OPERATIONS[draw(name).operation].can_have_expected_numbers]
 LOOSE, TIGHT = (tables_beside(__file__)[name] for name in ("radii of several steps", "radii of one step"))
 
 
@@ -246,7 +249,7 @@ def draw_radii(problem: Problem, size: float, random: np.random.Generator) -> Ar
 
 def balls_of(problem: Problem, radii: Arrays) -> dict[str, Ball]:
     """Return the balls of every stage."""
-    counts = {name: array for name, array in problem.inputs.items() if problem.specs[name].whole}
+    counts = {name: array for name, array in problem.inputs.items() if problem.specs[name].is_count}
     given = {**radii, **counts}
     laid_out = Problem(problem.operation, problem.options, given).laid_out().inputs
     return propagate_radii(problem.laid_out(), {**laid_out, **rotary_table_rows(given, of_past=(0, 0))})

@@ -16,7 +16,7 @@ from attncheck.attention import bounds, oracle, sampling
 from attncheck.attention.oracle import OutsideDomain, exact_results_by_key_blocks, exact_stages, needs_key_blocks
 from attncheck.attention.sampling import MAX_ELEMENTS, sampled_rows, select_stage_rows
 from attncheck.execution.worker import Computed
-from attncheck.judging.judge import CaseJudgement, judge_case, judge_pairs, max_errors_of_whole_stages
+from attncheck.judging.judge import CaseJudgement, compare_all_pairs, judge_case, max_errors_of_whole_stages
 from attncheck.judging.judge_stages import StageJudgement, judge_stages
 from attncheck.judging.truth import Truth
 from attncheck.reading.case import Case
@@ -78,7 +78,7 @@ class Sampled:
 
     @property
     def rows(self) -> NDArray[np.intp]:
-        return self.part.judged.query_rows
+        return self.part.judged_problem.judged_rows
 
     @property
     def unjudged(self) -> int:
@@ -119,7 +119,7 @@ def test_numpy_is_right_stages_say_how_many_rows_were_judged_and_bounds_are_infi
         assert (found.judged_rows, found.query_rows) == ((None, None) if is_whole else (64, QUERIES))
         kept = select_stage_rows(stage, problem.stages[stage], problem.rows)
         assert found.accumulated.elements == int(np.isfinite(kept).sum())
-        bound = problem.part.bounds.of("native")[stage].max_error
+        bound = problem.part.bounds.bounds_by_stage("native")[stage].max_error
         assert worst[stage].shape == problem.stages[stage].shape
         assert (select_stage_rows(stage, worst[stage], problem.rows) == bound).all()
         assert is_whole or np.isinf(select_stage_rows(stage, worst[stage], rest)).all()
@@ -140,7 +140,7 @@ def test_a_fault_in_a_judged_row_is_found_at_its_place_in_the_whole_and_in_no_ot
 
 
 def test_of_a_pair_values_are_compared_in_judged_rows_and_the_places_of_nan_everywhere(attention: Sampled) -> None:
-    of_rows = {stage: bound.max_error for stage, bound in attention.part.bounds.of("native").items()}
+    of_rows = {stage: bound.max_error for stage, bound in attention.part.bounds.bounds_by_stage("native").items()}
     judged, unjudged = (0, 1, 128, 2), (0, 0, attention.unjudged, 1)
     for index, by, verdict in (
         (judged, 0.25, Verdict.NUMERIC),
@@ -149,9 +149,9 @@ def test_of_a_pair_values_are_compared_in_judged_rows_and_the_places_of_nan_ever
         (unjudged, np.nan, Verdict.NONFINITE),
     ):
         computed = {"a": {"output": attention.stages["output"]}, "b": {"output": attention.moved("output", index, by)}}
-        (found,) = judge_pairs(computed, dict.fromkeys("ab", of_rows), attention.rows).values()
+        (found,) = compare_all_pairs(computed, dict.fromkeys("ab", of_rows), attention.rows).values()
         # Two runs that are compared later have bounds of whole stages.
-        (later,) = judge_pairs(
+        (later,) = compare_all_pairs(
             computed, dict.fromkeys("ab", max_errors_of_whole_stages(attention.part, "native"))
         ).values()
         assert found.verdict is later.verdict is verdict
@@ -244,9 +244,9 @@ def test_blocks_enclose_what_the_whole_encloses_and_their_bounds_are_no_wider(na
     assert (found.inner["weights"][~places] == whole["weights"].high[~places]).all()
     model = "fused" if dtype == "float16" else "native"
     blocked, plain = problem.truth(dtype, returned=[*RESULTS]), problem.truth(dtype)
-    assert (bool(blocked.stages.inner), bool(plain.stages.inner)) == (True, False)
-    for stage, bound in blocked.bounds.of(model).items():
-        other_bound = plain.bounds.of(model)[stage]
+    assert (bool(blocked.stages.inner_stages), bool(plain.stages.inner_stages)) == (True, False)
+    for stage, bound in blocked.bounds.bounds_by_stage(model).items():
+        other_bound = plain.bounds.bounds_by_stage(model)[stage]
         # The logarithm of a sum of weights just below 1 comes in steps of 2^-53.
         step = 2.0**-51 if stage == "log_sum_exp" else 0.0
         assert (bound.max_error <= other_bound.max_error * (1 + 1e-9) + step).all()
@@ -267,9 +267,12 @@ def test_what_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         assert needs_key_blocks(Problem(operation, options, dict(PLAIN)), stages) is blocked
     truth = Problem("attention", {"is_causal": True}, PLAIN).truth(returned=["output"])
-    step = truth.step("output", {"output": np.zeros(truth.exact["output"].shape)}, "native")
+    step = truth.step_reference("output", {"output": np.zeros(truth.exact["output"].shape)}, "native")
     assert step is not None, "a step that follows from nothing returned is the accumulated one"
-    assert (step.exact is truth.exact["output"], step.bound is truth.bounds.of("native")["output"]) == (True, True)
+    assert (step.exact is truth.exact["output"], step.bound is truth.bounds.bounds_by_stage("native")["output"]) == (
+        True,
+        True,
+    )
     nan = PLAIN | {"value": np.where(np.arange(6)[:, np.newaxis] == 2, np.nan, PLAIN["value"])}
     with pytest.raises(OutsideDomain, match="value holds NaN"):
         exact_results_by_key_blocks(Problem("attention", {}, nan), RESULTS)
@@ -277,7 +280,7 @@ def test_what_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(oracle, "MIN_ELEMENTS", least)  # small problems keep every stage
         problem = Problem("attention", {"scale": scale}, PLAIN)
         truth = problem.truth(returned=["output"])
-        assert (bool(truth.stages.inner), "weights" in truth.exact) == (False, True)
+        assert (bool(truth.stages.inner_stages), "weights" in truth.exact) == (False, True)
         if least == 0:  # logits that two numbers do not hold are worked out as ever
             assert exact_results_by_key_blocks(problem, RESULTS) is None
 
@@ -292,5 +295,5 @@ def test_stages_with_known_numbers_are_always_worked_out(load_text: LoadText, co
     for expected, is_whole in ((case.expected, True), ((), False)):
         outcomes = {"a": Computed({"output": stages["output"]})}
         found = judge_case(replace(case, expected=expected), "float64", inputs, outcomes, {"a": "native"})
-        assert not found.disagrees
-        assert ("weights" in found.truth.exact, bool(found.truth.stages.inner)) == (is_whole, not is_whole)
+        assert not found.has_disagreement
+        assert ("weights" in found.truth.exact, bool(found.truth.stages.inner_stages)) == (is_whole, not is_whole)

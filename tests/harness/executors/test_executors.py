@@ -87,17 +87,17 @@ HARNESS = os.getpid()
 class DyingJudge(Judge):
     """Is killed wherever it judges, but in the harness's own process."""
 
-    def judge(self, *asked: Any, **named: Any) -> UnitResult:
+    def judge_unit(self, *asked: Any, **named: Any) -> UnitResult:
         if os.getpid() != HARNESS:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().judge(*asked, **named)
+        return super().judge_unit(*asked, **named)
 
 
 @dataclass(frozen=True)
 class FailingJudge(Judge):
     """Has a fault."""
 
-    def judge(self, *asked: Any, **named: Any) -> UnitResult:
+    def judge_unit(self, *asked: Any, **named: Any) -> UnitResult:
         raise ZeroDivisionError(f"a fault of ours in {asked[0].id}")
 
 
@@ -129,7 +129,7 @@ def test_judging_elsewhere_or_after_a_death_is_judging_here(kind: type[Judge], q
     with judging(kind((NUMPY,)), questions) as processes:
         futures = [processes.submit(number, *question[1:]) for number, question in enumerate(questions)]
         for question, future in zip(questions, futures, strict=True):
-            assert future.result()[0].rows == Judge((NUMPY,)).judge(*question).rows
+            assert future.result()[0].rows == Judge((NUMPY,)).judge_unit(*question).rows
 
 
 def test_a_fault_of_ours_shows_as_it_would_here(questions: list[Asked]) -> None:

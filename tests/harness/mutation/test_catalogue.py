@@ -122,7 +122,7 @@ def test_what_is_told_of_a_fault_is_right_wrong_or_nothing() -> None:
 
 
 def test_a_new_option_has_its_faults_by_its_row() -> None:
-    temperature = OptionSpec("A number that divides the logits.", positive=True, type=float)
+    temperature = OptionSpec("A number that divides the logits.", must_be_positive=True, type=float)
     assert [fault.name for fault in faults_of_option(temperature)] == ["left_out", "taken_twice"]
     edges = [fault.change((2, None)) for fault in faults_of_option(OptionSpec("A second window.", type=Window))]
     assert edges == [None, (3, None), (1, None), (2, None), (2, None), (None, 2)]
@@ -130,7 +130,7 @@ def test_a_new_option_has_its_faults_by_its_row() -> None:
 
 def test_an_operation_that_takes_one_more_argument_has_faults_of_it() -> None:
     attention = OPERATIONS["attention"]
-    scales = optional_input("H", neutral=1)
+    scales = optional_input("H", neutral_value=1)
     wider = replace(attention, inputs={**attention.inputs, "head_scales": scales})
     found = {fault.name for fault in faults_of(wider, "head_scales", scales)}
     assert found >= {"left_out", "neutral", "taken_twice", "negated", "in_bfloat16", "of_the_next_head"}

@@ -200,7 +200,7 @@ def test_what_begins_with_the_same_stages_is_judged_once_and_as_ever(
 
     def counted(truth: Truth, stage: str, *rest: Any, has_step: bool) -> StageJudgement:
         judged.append(stage)
-        return judge_one(truth, stage, *rest, has_step=has_step)
+        return judge_one(truth, stage, *rest, judge_step=has_step)
 
     monkeypatch.setattr(unit, "judge_stage", counted)
     scorer = UnitScorer(Unit(masked, "float64"))

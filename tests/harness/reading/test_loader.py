@@ -296,7 +296,7 @@ def _shared_axes(operation: str, kind: str | None) -> list[tuple[str, int]]:
         (name, axis)
         for name, spec in specs.items()
         for axis, letter in enumerate(spec.axes)
-        if any(letter in other.axes for key, other in specs.items() if key != name and not other.broadcast)
+        if any(letter in other.axes for key, other in specs.items() if key != name and not other.is_broadcastable)
     ]
 
 
@@ -307,7 +307,7 @@ def test_an_axis_that_disagrees_is_blamed(of: tuple[str, str | None, str, int], 
     operation, kind, name, axis = of
     specs = input_specs(operation, kind)
     shapes = _full_shapes(operation, kind, lengths)
-    more = 2 if specs[name].broadcast and shapes[name][axis] == 0 else 1  # of none, 1 would be broadcast
+    more = 2 if specs[name].is_broadcastable and shapes[name][axis] == 0 else 1  # of none, 1 would be broadcast
     shapes[name] = (*shapes[name][:axis], shapes[name][axis] + more, *shapes[name][axis + 1 :])
     with pytest.raises(ShapeFault) as fault:
         bind_axes(specs, shapes, *_heads(operation, lengths))
