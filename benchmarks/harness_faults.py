@@ -265,7 +265,7 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "xfail_size_not_said",
         "harness/judging/xfail.py",
-        "    if not concerning or any(entry.excuses(stage, verdict, ratio) for entry in concerning):",
+        "    if not concerning or any(entry.excuses_error(stage, verdict, ratio) for entry in concerning):",
         "    if concerning or not concerning:",
         "a failure beyond the recorded size does not say so",
         "harness/judging/test_xfail.py",
@@ -330,8 +330,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "fill_not_folded",
         "harness/attention/logits.py",
-        "    filled = before.where(kept, problem.magnitude_if_absolute(problem.fill))\n",
-        "    filled = before.where(kept, problem.magnitude_if_absolute(2 * problem.fill))\n",
+        "    filled = before.select_where(kept, problem.magnitude_if_absolute(problem.mask_fill))\n",
+        "    filled = before.select_where(kept, problem.magnitude_if_absolute(2 * problem.mask_fill))\n",
         "a mask's fill is another number in the exact scores",
         "harness/attention/test_bounds.py",
     ),

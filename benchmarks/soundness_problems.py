@@ -74,7 +74,7 @@ class DrawnProblem(Problem):
         """The shape of every stage that may be returned."""
         of_inputs = input_of_optional_gradients(self.operation).items()
         own = {stage: self.inputs[name].shape for stage, name in of_inputs if name in self.inputs}
-        return stage_shapes(self.operation, self.lengths) | own
+        return stage_shapes(self.operation, self.axis_lengths) | own
 
     def fits(self, dtype: str) -> bool:
         """Return whether the problem stays within the range of a dtype."""
@@ -86,7 +86,7 @@ class DrawnProblem(Problem):
 
     def stored(self, dtype: str) -> Mapping[str, Array]:
         """Round the inputs once to a dtype."""
-        return round_to_stored(self.inputs, self.specs, self.options, dtype)
+        return round_to_stored(self.inputs, self.input_specs, self.options, dtype)
 
 
 def draw_problem(draw: PooledDraw, number: int) -> DrawnProblem:
@@ -101,14 +101,14 @@ def draw_problem(draw: PooledDraw, number: int) -> DrawnProblem:
         word for word in required_features(found) if word not in {form.partition(" ")[0] for form in drawing.forms}
     ]
     names = " + ".join(sorted([*words, *drawing.forms])) or "nothing"
-    lengths = found.lengths
+    lengths = found.axis_lengths
     scores = tuple(lengths.get(letter, lengths.get("N", 1)) for letter in ("B", "H", "Lq", "T"))
     place = f"{format_shape(scores)}/{draw.seed}-{number}"
-    identity = f"soundness/{found.operation}/{found.regime}/{names}/{place}".replace(" ", "-")
+    identity = f"soundness/{found.operation}/{found.drawing_regime}/{names}/{place}".replace(" ", "-")
     return DrawnProblem(
         *(found.operation, found.options, drawing.inputs, found.dtype),
         supports_statistics=found.supports_statistics and drawing.is_generic,
-        regime=found.regime,
+        regime=found.drawing_regime,
         id=identity,
         asked=names,
         scores=scores,

@@ -123,7 +123,7 @@ def _rows(
         "implementation": implementation.name,
         "rounding_model": rounding_model,
         "operation": operation_and_score(drawn),
-        "regime": drawn.regime,
+        "regime": drawn.drawing_regime,
         "asked": drawn.asked,
         "supports_statistics": drawn.supports_statistics,
         "scores": "x".join(map(str, drawn.scores)),

@@ -23,7 +23,7 @@ from attncheck.backends import ALL_ENTRIES, BACKENDS, Mode
 from attncheck.backends.contract import AXES
 from attncheck.backends.families import FAMILIES, Family
 from attncheck.cli import app
-from attncheck.diagnosis.readings import CATALOGUE
+from attncheck.diagnosis.readings import READING_CATALOGUE
 from attncheck.judging.alternatives import Reading
 from attncheck.reading import array_kinds, model
 from attncheck.reading.expected_failures import ExpectedFailureEntry
@@ -236,7 +236,7 @@ def columns() -> str:
 
 def readings() -> str:
     """Every reading with its message, by what it is about."""
-    return "\n".join(f"### {subject}\n\n{_readings_of(rows)}" for subject, rows in CATALOGUE.items())
+    return "\n".join(f"### {subject}\n\n{_readings_of(rows)}" for subject, rows in READING_CATALOGUE.items())
 
 
 def _readings_of(readings: Sequence[Reading]) -> str:

@@ -55,7 +55,7 @@ from attncheck.executors.local import LocalExecutor, runs_several_frameworks
 from attncheck.judging.units import Judge
 from attncheck.judging.xfail import ExpectedFailureRecord, describe_similar_failures, unit_sort_key
 from attncheck.planning.plan import Plan, Unit
-from attncheck.reading.case import Case, case_records
+from attncheck.reading.case import Case, make_case_records
 from attncheck.reading.expected_failures import ExpectedFailure, load_bundled_expected_failures
 from attncheck.reading.model import TagEntry
 from attncheck.results.coverage import EarlyStop, MinimumJudged, RequestedRun, shortfall_sentences
@@ -246,7 +246,7 @@ class _CaseRun:
         """Compute and judge what an earlier part of the run has not, diagnose what fails, and write all down."""
         plan, settings, watch = self.plan, self.settings, self.watch
         environment = {**environment_record(self.chosen, settings), **means.record}
-        resumed, records = ResumeState.empty(), partial(case_records, plan.cases, settings.tags)
+        resumed, records = ResumeState.empty(), partial(make_case_records, plan.cases, settings.tags)
         if settings.resume:
             again = {"untried": settings.limits.keep_going, "left_out": settings.all_cases}
             resumed = read_resume_state(settings.output, environment, records, **again)
@@ -314,11 +314,11 @@ class _CaseRun:
         """Return the failing rows with what implementations do instead, as the results have them from now on."""
         if not recorder.failures:
             return []
-        from attncheck.diagnosis.failing_evaluations import ReturnedStages
+        from attncheck.diagnosis.failing_evaluations import ReturnedStagesLookup
         from attncheck.diagnosis.run import diagnose_rows
         from attncheck.results.resume import replace_rows, row_key
 
-        returned = ReturnedStages(self.settings.output, recorder.undiagnosed)
+        returned = ReturnedStagesLookup(self.settings.output, recorder.undiagnosed)
         failing = diagnose_rows(
             recorder.failures, self.plan, self.judge, returned, self._measure_conventions, recorder.judged
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from attncheck.asking.question import Question
 from attncheck.common.store import NO_STORE, Store
 from attncheck.diagnosis.declared import truth_for_implementation
-from attncheck.diagnosis.examine import DiagnosedStages, examine_outcome
+from attncheck.diagnosis.examine import DiagnosedStages, judge_and_diagnose_outcome
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.judge_stages import StageJudgement, select_well_formed_stages
@@ -181,8 +181,8 @@ def judge_outcome(
     assert isinstance(outcome, Computed), "an outcome is one or the other"
     truth = truth_for_implementation(implementation, case, question.inputs, outcome.stages, store)
     known = known_empty_rows_of_call(implementation, outcome, expected_failures, question)
-    examined = examine_outcome(blank, case, truth, outcome, rounding_model, known)
-    judged = examined.judged
+    examined = judge_and_diagnose_outcome(blank, case, truth, outcome, rounding_model, known)
+    judged = examined.diagnosed_stages
     return Answer(
         *asked,
         marks.mark_expected_rows(examined.rows),

@@ -24,7 +24,7 @@ import numpy as np
 from attncheck.backends.families import FAMILIES
 from attncheck.common.errors import UsageError
 from attncheck.diagnosis.declared import rewrite_for_conventions
-from attncheck.diagnosis.readings import READINGS_BY_QUESTION, problems_read_as
+from attncheck.diagnosis.readings import READINGS_BY_QUESTION, problems_under_reading
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.padding import unsupported_reason
@@ -125,7 +125,8 @@ def _make_question(
 ) -> ConventionQuestion:
     """Return a question whose first meaning is the call itself or another one, and whose others are readings."""
     readings = [
-        CallMeaning(text, problems_read_as(reading, call)[0]) for reading, text in READINGS_BY_QUESTION[name].items()
+        CallMeaning(text, problems_under_reading(reading, call)[0])
+        for reading, text in READINGS_BY_QUESTION[name].items()
     ]
     meanings = (CallMeaning(words, meant or call), *readings)
     return ConventionQuestion(name, asks, call, meanings, call_counted_from_end=call_counted_from_end)

@@ -30,7 +30,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import cache, partial
 from itertools import pairwise
 
-from attncheck.attention.backward_sums import GRADIENTS
+from attncheck.attention.backward_sums import GRADIENT_NODES
 from attncheck.attention.caches import (
     LATENT_MEAN,
     LATENT_PRODUCT,
@@ -117,7 +117,7 @@ def _build_graph(operation: str, score: str, softcap_follows: str, present: froz
         graph["context"] = GraphNode(WEIGHTED_MEAN, ("weights", "value"))
         graph["output"] = GraphNode(OUTPUT_PROJECTION, ("context",))
     if operation == "attention_gradients":
-        graph |= {**GRADIENTS, "grad_sinks": GraphNode(GRAD_SINKS, ("grad_logits",))}
+        graph |= {**GRADIENT_NODES, "grad_sinks": GraphNode(GRAD_SINKS, ("grad_logits",))}
     if "gate" in present:
         graph = dict(_insert_gate(graph))
     if "key_projection" in present:

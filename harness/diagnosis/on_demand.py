@@ -29,9 +29,9 @@ class LazyDiagnoser:
         self, blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: KnownEmptyRows
     ) -> list[Row]:
         """Judge the stages of one implementation and diagnose them."""
-        from attncheck.diagnosis.examine import examine_outcome
+        from attncheck.diagnosis.examine import judge_and_diagnose_outcome
 
-        return list(examine_outcome(blank, case, truth, outcome, rounding_model, known).rows)
+        return list(judge_and_diagnose_outcome(blank, case, truth, outcome, rounding_model, known).rows)
 
 
 LAZY_DIAGNOSER = LazyDiagnoser()

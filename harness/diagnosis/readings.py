@@ -7,7 +7,7 @@ intends that. Both have the exact answer of another problem, so a result can be 
 that case cannot confirm it.
 
 The diagnosis tries all readings on a failing case, and ``docs/diagnoses.md`` lists them. Readings that replace a step
-have no problem (``replaced_steps.py``). ``CATALOGUE`` has all readings.
+have no problem (``replaced_steps.py``). ``READING_CATALOGUE`` has all readings.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _ALIGNMENTS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def _position_rule(problem: Problem) -> tuple[str, str] | None:
+def _describe_position_rule(problem: Problem) -> tuple[str, str] | None:
     """Return the option that compares positions, in words, and its rule; None without such an option."""
     if problem.options.get("is_causal"):
         return "causality", "key j for query i iff j <= {}"
@@ -74,7 +74,7 @@ def _align_at_corner(alignment: str, position: str) -> Change:
     """Align causality and the window at a corner: the first query with the first key, or the last with the last."""
 
     def change(problem: Problem) -> Iterator[ReadingForm]:
-        if (subject := _position_rule(problem)) is None:
+        if (subject := _describe_position_rule(problem)) is None:
             return
         options, realigned = problem.options, problem.without_input("query_offsets").with_options(alignment=alignment)
         if query_offset(realigned.options, realigned.inputs) == query_offset(options, problem.inputs):
@@ -139,7 +139,7 @@ def _unmask_last_row(problem: Problem) -> Problem | None:
     """Unmask the last query, as if the last incomplete tile had no mask."""
     plain = problem.canonical()
     shape = scores_shape(plain)
-    allowed = Computation.as_given(plain).kept(shape)
+    allowed = Computation.from_problem_without_added_key(plain).flag_unmasked_scores(shape)
     if allowed is None or not shape[-2]:
         return None
     unmasked = allowed.copy()
@@ -149,15 +149,15 @@ def _unmask_last_row(problem: Problem) -> Problem | None:
 
 def _add_fill_to_scores(problem: Problem) -> ReadingForm | None:
     plain = problem.canonical()
-    kept = Computation.as_given(plain).kept(scores_shape(plain))
+    kept = Computation.from_problem_without_added_key(plain).flag_unmasked_scores(scores_shape(plain))
     if kept is None or np.isneginf(problem.inputs.get("bias", np.zeros(1))).any():
         return None
     bias = np.where(kept, 0.0, float(plain.options.get("mask_fill", -np.inf))) + problem.inputs.get("bias", 0.0)
     unmasked = plain.with_changes({"is_causal": None, "mask_fill": None}, mask=None, bias=bias)
-    return ReadingForm(unmasked, _fill_words(problem), stage_aliases={"masked": "biased"})
+    return ReadingForm(unmasked, _fill_text_values(problem), stage_aliases={"masked": "biased"})
 
 
-def _fill_words(problem: Problem) -> dict[str, str]:
+def _fill_text_values(problem: Problem) -> dict[str, str]:
     return {"fill": f"{problem.options['mask_fill']:.6g}"}
 
 
@@ -200,7 +200,7 @@ def _change_fill(change: Callable[[float], float]) -> Change:
     return changed
 
 
-def _ignored_reading(name: str, spec: InputSpec | OptionSpec) -> Reading:
+def _make_ignored_reading(name: str, spec: InputSpec | OptionSpec) -> Reading:
     """Return the reading in which an input or option has no effect."""
     stage = spec.first_stage if isinstance(spec, InputSpec) else str(spec.requested_stage)
 
@@ -231,7 +231,8 @@ _MASK_READINGS = (
     convention_reading("mask-inverted", "the mask is read as True = may not attend; the case means True = may attend",
                change_input("mask", np.logical_not), "mask"),
     convention_reading("fill-minus-infinity", "a forbidden score is minus infinity; the case means {fill} in its place",
-               lambda problem: ReadingForm(problem.with_options(mask_fill=None), _fill_words(problem)), "mask_fill"),
+               lambda problem: ReadingForm(problem.with_options(mask_fill=None), _fill_text_values(problem)),
+               "mask_fill"),
     *(
         convention_reading(f"window-too-{how}-{ends.replace(' the', '').replace(' ', '-')}",
                    f"the window is one key too {how} on the {ends}: {{window}}; the case means {{meant}}, ends "
@@ -275,7 +276,7 @@ _MASK_READINGS = (
         )
     ),
     Reading("fill-inverted", "the fill is {fill}: the sign of an exponent is lost", _invert_fill, "mask_fill"),
-    *(_ignored_reading(name, spec) for name, spec in IGNORABLE_INPUTS_AND_OPTIONS.items()),
+    *(_make_ignored_reading(name, spec) for name, spec in IGNORABLE_INPUTS_AND_OPTIONS.items()),
     Reading("causal-next-key", "causality is off by one: each query sees one key too many, j <= i + 1",
             _mask_by_distance(lambda distance: distance <= 1), "is_causal"),
     Reading("causal-without-own-key", "causality is off by one: no query sees its own key, j < i",
@@ -370,7 +371,7 @@ _PAGE_INPUTS = ("key_pages", "value_pages")
 
 
 def _align_sequences_top_left(called: Problem) -> ReadingForm | None:
-    subject = _position_rule(called)
+    subject = _describe_position_rule(called)
     return ReadingForm(called.with_options(alignment="top_left"), {"subject": subject[0]}) if subject else None
 
 
@@ -457,7 +458,7 @@ EMPTY_ROW_READINGS = (
 )  # fmt: skip
 
 
-def other_empty_row_conventions(problem: Problem) -> Iterator[AppliedReading]:
+def apply_other_empty_row_conventions(problem: Problem) -> Iterator[AppliedReading]:
     """Yield the other conventions for rows without a key; nothing if there is no such row."""
     if flag_empty_rows(problem).any():
         yield from (alternative for reading in EMPTY_ROW_READINGS for alternative in reading.apply_to_problem(problem))
@@ -465,12 +466,15 @@ def other_empty_row_conventions(problem: Problem) -> Iterator[AppliedReading]:
 
 # Readings with a fitted number, and accuracies; they are tried only if no other reading fits (``wrong_result.py``).
 
-SCALE_FITTED = Reading("scale-fitted", "the {stage} is that of scale {taken} (given {meant})", lambda problem: None,
+FITTED_SCALE_READING = Reading(
+    "scale-fitted", "the {stage} is that of scale {taken} (given {meant})", lambda problem: None,
                        first_stage="scores")  # fmt: skip
-STAGE_FITTED = Reading("stage-fitted", "the {stage} is {factor} times the right one", lambda problem: None,
+FITTED_STAGE_READING = Reading("stage-fitted", "the {stage} is {factor} times the right one", lambda problem: None,
                        first_stage="weights")  # fmt: skip
-KEYS_FITTED = Reading("keys-fitted", "keys are left out: {which}", lambda problem: None)
-BIAS_FITTED = Reading("bias-fitted", "the bias is multiplied by {factor}", lambda problem: None, first_stage="biased")
+LEFT_OUT_KEYS_READING = Reading("keys-fitted", "keys are left out: {which}", lambda problem: None)
+FITTED_BIAS_READING = Reading(
+    "bias-fitted", "the bias is multiplied by {factor}", lambda problem: None, first_stage="biased"
+)
 
 
 def _accuracy_reading(name: str, words: str, of: str = "") -> Reading:
@@ -479,10 +483,10 @@ def _accuracy_reading(name: str, words: str, of: str = "") -> Reading:
     )
 
 
-ACCURACIES: Mapping[str, Reading] = {
+ACCURACY_READINGS: Mapping[str, Reading] = {
     "float32": _accuracy_reading("float32", "float32"), "bfloat16": _accuracy_reading("16-bits", "16 bits")
 }  # fmt: skip
-APPROXIMATIONS: Mapping[str, Reading] = {
+APPROXIMATION_READINGS: Mapping[str, Reading] = {
     parts: _accuracy_reading(name, f'{words}, which a class permits "with {parts}"', of)
     for parts, name, words, of in (
         ("tanh 2^-11", "approximate-tanh", "with hyperbolic tangents to 2^-11", "softcap"),
@@ -496,15 +500,15 @@ APPROXIMATIONS: Mapping[str, Reading] = {
     )
 }  # fmt: skip
 """Approximations for speed in a kernel of 16 bits: part of a class -> accuracy, the tightest first."""
-EXPONENTIALS: Mapping[str, Mapping[str, Reading]] = {
+EXPONENTIAL_READINGS: Mapping[str, Mapping[str, Reading]] = {
     dtype: {part: _accuracy_reading("exponentials", "with exponentials off by 128 units in the last place")}
     for dtype, part in (("float32", "exp 2^-17"), ("float64", "exp 2^-46"))
 }
 """Dtype -> part of a class with less exact exponentials; usual ones are within four units in the last place."""
 NARROWER_APPROXIMATIONS = frozenset({"tanh 2^-11", "exp 8.8e-5", "weights float8_e4m3fn"})
-"""Parts whose bounds are within the bounds of the last part of ``APPROXIMATIONS`` for every problem."""
+"""Parts whose bounds are within the bounds of the last part of ``APPROXIMATION_READINGS`` for every problem."""
 
-CATALOGUE: Mapping[str, Sequence[Reading]] = {
+READING_CATALOGUE: Mapping[str, Sequence[Reading]] = {
     "Who may attend to whom": (*_MASK_READINGS, *_SEQUENCE_READINGS, *EMPTY_ROW_READINGS),
     "Other entries, heads and places": ENTRY_READINGS,
     "Tiles, parts, and what is never written": LAUNCH_READINGS,
@@ -512,24 +516,24 @@ CATALOGUE: Mapping[str, Sequence[Reading]] = {
     **REPLACED_STEPS,
     "Gradients": GRADIENT_READINGS,
     "Fitted numbers, and accuracy": (
-        SCALE_FITTED,
-        BIAS_FITTED,
-        STAGE_FITTED,
-        KEYS_FITTED,
-        *ACCURACIES.values(),
-        *APPROXIMATIONS.values(),
-        *(reading for rows in EXPONENTIALS.values() for reading in rows.values()),
+        FITTED_SCALE_READING,
+        FITTED_BIAS_READING,
+        FITTED_STAGE_READING,
+        LEFT_OUT_KEYS_READING,
+        *ACCURACY_READINGS.values(),
+        *APPROXIMATION_READINGS.values(),
+        *(reading for rows in EXPONENTIAL_READINGS.values() for reading in rows.values()),
     ),
 }
 """All readings, by topic."""
 ALL_READINGS: Sequence[Reading] = sorted(
-    (reading for readings in CATALOGUE.values() for reading in readings if reading not in EMPTY_ROW_READINGS),
+    (reading for readings in READING_CATALOGUE.values() for reading in readings if reading not in EMPTY_ROW_READINGS),
     key=lambda reading: not reading.is_convention,
 )
 """All readings except those of rows without a key, conventions first."""
 
 
-def applicable_readings(problem: Problem, *, changes_called_operation: bool = False) -> Iterator[AppliedReading]:
+def apply_all_readings(problem: Problem, *, changes_called_operation: bool = False) -> Iterator[AppliedReading]:
     """Yield the readings that apply to a problem, conventions first.
 
     If ``changes_called_operation``, the problem is a call, and only the readings of calls apply; their problems are
@@ -540,9 +544,9 @@ def applicable_readings(problem: Problem, *, changes_called_operation: bool = Fa
             yield from reading.apply_to_problem(problem)
 
 
-def readings_named(name: str, problem: Problem) -> Iterator[AppliedReading]:
+def apply_readings_named(name: str, problem: Problem) -> Iterator[AppliedReading]:
     """Yield the readings of a name that make another problem of a problem, with all stages and without NaN rows."""
-    of_rows = other_empty_row_conventions(problem) if name.startswith("empty-rows-") else ()
+    of_rows = apply_other_empty_row_conventions(problem) if name.startswith("empty-rows-") else ()
     rows = (reading for reading in ALL_READINGS if reading.name == name and not reading.changes_called_operation)
     for alternative in (*(form for row in rows for form in row.apply_to_problem(problem)), *of_rows):
         is_problem = alternative.step_replacement is None and not alternative.stage_aliases
@@ -550,7 +554,7 @@ def readings_named(name: str, problem: Problem) -> Iterator[AppliedReading]:
             yield alternative
 
 
-def problems_read_as(name: str, problem: Problem) -> list[Problem]:
+def problems_under_reading(name: str, problem: Problem) -> list[Problem]:
     """Return the problems of the readings of a name, one for each form; empty if none applies."""
     rows = (reading for reading in ALL_READINGS if reading.name == name)
     return [

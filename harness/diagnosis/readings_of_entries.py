@@ -370,7 +370,7 @@ def within_window(problem: Problem, query: Array, key: Array) -> Any:
         >>> within_window(problem, np.arange(3)[:, np.newaxis], np.arange(3)).astype(int).tolist()
         [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
     """
-    rules = lowering.window_conditions(problem.options["window"], query, key)
+    rules = lowering.make_window_conditions(problem.options["window"], query, key)
     return reduce(np.logical_and, rules, np.ones(np.broadcast_shapes(query.shape, key.shape), np.bool_))
 
 

@@ -107,7 +107,7 @@ def _merge_hidden_parts(size: int) -> ProblemChange:
             return None
         plain = canonical_with_empty_rows(problem)
         shape = scores_shape(plain)
-        allowed = Computation.as_given(plain).kept(shape)
+        allowed = Computation.from_problem_without_added_key(plain).flag_unmasked_scores(shape)
         if allowed is None or shape[-1] <= size:
             return None
         allowed = np.broadcast_to(allowed, shape)
@@ -193,7 +193,7 @@ def _zero_after_first_slice(axis: int) -> ProblemChange:
             return None
         if axis == _BATCH_AXIS:
             plain = problem.canonical()
-            kept = Computation.as_given(plain).kept(scores_shape(plain))
+            kept = Computation.from_problem_without_added_key(plain).flag_unmasked_scores(scores_shape(plain))
             if kept is not None and not kept[1:].any():  # other readings name the result of rows without a key
                 return None
         return _change_values(problem, lambda value: _set_zeros_at(value, (..., *place)))

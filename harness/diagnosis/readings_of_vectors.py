@@ -35,7 +35,7 @@ from attncheck.judging.alternatives import (
     transpose_input,
     when_applicable,
 )
-from attncheck.reading.lowering import query_offset, rotary_table_rows
+from attncheck.reading.lowering import query_offset, select_rotary_table_rows
 from attncheck.reading.problem import Problem
 from attncheck.spec import (
     CODE_INPUTS,
@@ -71,7 +71,9 @@ def _rotate_queries_at(offsets: ProblemChange) -> ProblemChange:
     def change(problem: Problem) -> Problem | None:
         moved = offsets(problem) if {"rotary_cos", "query_offsets"} <= problem.inputs.keys() else None
         return (
-            None if moved is None else canonical_with_empty_rows(problem).with_inputs(**rotary_table_rows(moved.inputs))
+            None
+            if moved is None
+            else canonical_with_empty_rows(problem).with_inputs(**select_rotary_table_rows(moved.inputs))
         )
 
     return change

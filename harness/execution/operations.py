@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends.contract import Backend, Stages, UnsupportedError
 from attncheck.reading.problem import Problem
-from attncheck.reading.shapes import repeated_axes
+from attncheck.reading.shapes import find_repeated_axes
 from attncheck.spec import CONVENTIONS, OPERATIONS, OPTIONS, score_spec
 
 
@@ -145,7 +145,7 @@ def _wider(array: Array, width: int) -> Array:
 
 
 def _broadcast(array: Array) -> Array:
-    repeated = repeated_axes(array)
+    repeated = find_repeated_axes(array)
     first = array[tuple(slice(1) if axis in repeated else slice(None) for axis in range(array.ndim))]
     return np.broadcast_to(np.ascontiguousarray(first), array.shape)
 
@@ -273,7 +273,7 @@ def find_overwritten_results(
     is found does not depend on the other cases that a process is asked for. A function that returns its input, or a
     view of it, returns memory that is the caller's.
     """
-    specs = problem.specs
+    specs = problem.input_specs
     halves = {
         name: (array / 2).astype(array.dtype) if specs[name].is_number and not specs[name].is_narrow else array.copy()
         for name, array in problem.inputs.items()

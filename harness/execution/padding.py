@@ -32,10 +32,10 @@ from attncheck.execution.requirements import InexactError, Requirements, attends
 from attncheck.execution.signatures import INPUTS
 from attncheck.execution.worker import Failure, Outcome, unsupported_failure
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import ArrayWithRadius, convert_inputs, problem_from_case
+from attncheck.reading.inputs import ArrayWithRadius, convert_inputs, make_problem_of_case
 from attncheck.reading.lowering import unpacked_shapes
 from attncheck.reading.problem import Problem
-from attncheck.reading.shapes import bind_axes, input_of_optional_gradients, stage_axes, stage_shapes
+from attncheck.reading.shapes import find_axis_lengths, find_stage_axes, input_of_optional_gradients, stage_shapes
 from attncheck.spec import (
     DEFAULT_SCORE,
     GRADIENTS,
@@ -104,11 +104,11 @@ def pad_call(implementation: Implementation, problem: Problem) -> PaddedCall | F
     if not declared or "query" not in problem.inputs:  # scores that are given have neither a width nor a scale
         return None
     requirements = Requirements.of(declared)
-    specs = problem.specs
+    specs = problem.input_specs
     blocks = {name for name in problem.inputs if specs[name].is_per_block}
     input_shapes = {name: array.shape for name, array in problem.inputs.items() if name not in blocks}
     shapes = unpacked_shapes(problem.options, input_shapes)
-    lengths = bind_axes(specs, shapes, problem.options.get("heads"), problem.options.get("kv_heads"))
+    lengths = find_axis_lengths(specs, shapes, problem.options.get("heads"), problem.options.get("kv_heads"))
     # The position of a sequence's first query, the largest of a batch.
     start = int(problem.inputs.get("query_offsets", np.zeros(1)).max(initial=lengths.get("P", 0)))
     try:
@@ -194,7 +194,7 @@ def _pad_to_lengths(
     problem: Problem, lengths: AxisLengths, longer: AxisLengths, accepted: frozenset[str]
 ) -> PaddedCall:
     require_exact_padding(problem, longer)
-    specs = problem.specs
+    specs = problem.input_specs
     inputs = {
         name: _pad_array(array, specs[name].axes, lengths, longer, name, is_broadcast=specs[name].is_broadcastable)
         for name, array in problem.inputs.items()
@@ -203,7 +203,7 @@ def _pad_to_lengths(
     asked = _mask_added_keys(replace(problem, options=options, inputs=inputs), lengths, longer, accepted)
     require_exact_padding(problem, longer, asked)
     padded = {**lengths, **longer}
-    axes, shapes = stage_axes(problem.operation, lengths), stage_shapes(problem.operation, padded)
+    axes, shapes = find_stage_axes(problem.operation, lengths), stage_shapes(problem.operation, padded)
     for stage, name in input_of_optional_gradients(problem.operation).items():
         if name in inputs:
             axes[stage], shapes[stage] = specs[name].axes, inputs[name].shape
@@ -328,4 +328,4 @@ def _call_without_numbers(case: Case, dtype: str) -> Problem:
     """Return the call of a case with all inputs zero."""
     zeros = {name: np.zeros(shape) for name, shape in case.input_shapes.items()}
     inputs = convert_inputs(case, {name: ArrayWithRadius(array, array) for name, array in zeros.items()}, dtype)
-    return problem_from_case(case, inputs).as_call()
+    return make_problem_of_case(case, inputs).as_call()

@@ -207,7 +207,7 @@ def _score_bound(problem: Problem) -> float:
     past = problem.inputs.get("past_key", key[..., :0, :]).astype(np.float64)
     longest = max(_max_norm(key), _max_norm(past))
     width = query.shape[-1] // int(problem.options["heads"]) if "heads" in problem.options else query.shape[-1]
-    largest = float(np.max(np.abs(problem.scale(lambda: width)), initial=0.0)) * _max_norm(query) * longest
+    largest = float(np.max(np.abs(problem.score_scale(lambda: width)), initial=0.0)) * _max_norm(query) * longest
     softcap = problem.options.get("softcap")
     return largest if softcap is None else min(largest, abs(float(softcap)))
 

@@ -38,7 +38,7 @@ from attncheck.judging.stage_bounds import StageReference
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.planning.plan import Plan
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import problem_from_case
+from attncheck.reading.inputs import make_problem_of_case
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
 from attncheck.reading.selection import CaseSelection
@@ -159,7 +159,7 @@ def export_vectors(
     with VectorsWriter.open(folder) as writer:
         for unit in plan:
             case, inputs = plan.case(unit), plan.inputs(unit)
-            problem = problem_from_case(case, inputs).as_call()
+            problem = make_problem_of_case(case, inputs).as_call()
             stages = result_stages(problem.operation, problem.options, problem.inputs)
             truth = truth_of_case(case, inputs, stages, store)
             if reason := missing_vectors_reason(truth, stages):

@@ -329,7 +329,7 @@ def reordering_readings(
 def flag_allowed_keys(problem: Problem) -> NDArray[np.bool_] | None:
     """Return flags of allowed keys in the scores' shape; None if no key is forbidden."""
     plain = problem.canonical()
-    return Computation.as_given(plain).allowed(scores_shape(plain))
+    return Computation.from_problem_without_added_key(plain).flag_allowed(scores_shape(plain))
 
 
 _OPERATIONS_WITH_SCALE = frozenset({"attention", "attention_gradients", "multi_head_attention"})
@@ -349,7 +349,7 @@ def intended_scale(problem: Problem) -> float:
     """Return the factor of the scores that a case means, 1 if each head has another."""
     if not REPLACES["scale"].isdisjoint(problem.inputs):
         return 1.0
-    return float(problem.scale(lambda: widths_for_scale(problem)["D"]))
+    return float(problem.score_scale(lambda: widths_for_scale(problem)["D"]))
 
 
 def has_default_scale(problem: Problem) -> bool:

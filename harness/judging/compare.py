@@ -20,8 +20,7 @@ The statistical tiers apply only if roundings behave like noise:
 
 * Inputs must be continuous and unstructured. With small integers or equal keys, many elements round the same way.
 * rms needs enough elements (``MIN_ELEMENTS_FOR_MEAN``) and enough independent causes (``MIN_INDEPENDENT_CAUSES``). The
-elements of a row
-  share the errors of its query, its maximum and its sum: 300 scores of one query are one cause, not 300.
+  elements of a row share the errors of its query, its maximum and its sum: 300 scores of one query are one cause.
 
 The alternatives. Without the statistical tier, a kernel with exponentials that are off by a few units passes,
 because the bound must allow for the worst order of summation. Without the proven tier, a single wrong element in a
@@ -177,7 +176,7 @@ def flag_differing_nonfinite(first: NDArray[Any], second: NDArray[Any]) -> NDArr
     """Flag elements of which at least one is NaN, inf or -inf and the other is not the same.
 
     Example:
-        >>> differing_nonfinite(np.array([np.nan, np.nan, np.inf, 1]), np.array([np.nan, 1, -np.inf, 2])).tolist()
+        >>> flag_differing_nonfinite(np.array([np.nan, np.nan, np.inf, 1]), np.array([np.nan, 1, -np.inf, 2])).tolist()
         [False, True, True, False]
     """
     both_nan = np.isnan(first) & np.isnan(second)

@@ -19,14 +19,14 @@ from attncheck.attention.bounds import prepare_for_bounds
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.oracle import (
     PrecisionExhausted,
-    exact_from_returned,
-    exact_results_by_key_blocks,
-    exact_stages,
+    enclose_exact_stages,
+    evaluate_by_key_blocks,
+    evaluate_from_returned_stages,
     nearest_returned_stages,
     needs_key_blocks,
 )
 from attncheck.attention.problem import Computation, OutsideDomain
-from attncheck.attention.sampling import OPERATIONS_SUMMING_QUERIES, RowIndices, needs_all_rows
+from attncheck.attention.sampling import OPERATIONS_SUMMING_QUERIES, RowIndices, must_judge_all_rows
 from attncheck.common.store import Store
 from attncheck.judging.remembered import enclosures_from_bytes, enclosures_to_bytes, make_store_key
 from attncheck.reading.problem import Problem
@@ -74,7 +74,7 @@ class ExactStages:
     @cached_property
     def computation(self) -> Computation:
         """The computation that the oracle evaluates."""
-        return Computation.of(self.canonical_problem)
+        return Computation.from_problem(self.canonical_problem)
 
     @cached_property
     def float64_computation(self) -> Computation:
@@ -104,7 +104,7 @@ class ExactStages:
             return ExactStep(stages, earlier, key, self.enclosures)
         if key not in self._steps:
             try:
-                self._steps[key] = exact_from_returned(self.computation, earlier, stages)
+                self._steps[key] = evaluate_from_returned_stages(self.computation, earlier, stages)
             except (OutsideDomain, PrecisionExhausted):
                 self._steps[key] = None
         values = self._steps[key]
@@ -129,7 +129,7 @@ def evaluate_exact_stages(
         return ExactStages(canonical)
     operation, options, inputs = canonical.operation, canonical.options, canonical.inputs
     scores = count_scores(operation, options, inputs)
-    if needs_all_rows(canonical, query_rows) and scores > MAX_SCORES_OF_ALL_ROWS:
+    if must_judge_all_rows(canonical, query_rows) and scores > MAX_SCORES_OF_ALL_ROWS:
         reason = f"has {scores:,} scores; at most {MAX_SCORES_OF_ALL_ROWS:,} are judged where every row counts"
         raise OutsideDomain(operation, reason)
     asked = [stage for stage in computed_stages(operation, options, inputs) if stage in (returned or ())]
@@ -145,11 +145,11 @@ def evaluate_exact_stages(
 
 def _evaluate_enclosures(canonical: Problem, blocked: Sequence[str]) -> tuple[Mapping[str, Enclosure], Stages]:
     """Return stages that are ``blocked`` with keys in blocks, if possible, and the inner ones; else all stages."""
-    if blocked and (results := exact_results_by_key_blocks(canonical, blocked)):
-        return _round_enclosures(results.exact), results.inner
-    return _round_enclosures(exact_stages(canonical)), {}
+    if blocked and (results := evaluate_by_key_blocks(canonical, blocked)):
+        return _round_enclosures(results.exact_stages), results.inner_stages
+    return _round_enclosures(enclose_exact_stages(canonical)), {}
 
 
 def _round_enclosures(exact: Mapping[str, Enclosure]) -> dict[str, Enclosure]:
     """Return enclosures of a third of the size, even if they are not stored: a store must not change any verdict."""
-    return {stage: enclosure.rounded() for stage, enclosure in exact.items()}
+    return {stage: enclosure.round_for_storage() for stage, enclosure in exact.items()}

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from attncheck.attention.sampling import (
     RowIndices,
     count_queries,
-    has_rows,
     index_in_whole_stage,
+    is_long_enough_for_rows,
     scatter_rows,
     select_stage_rows,
 )
@@ -304,7 +304,7 @@ def _compare_judged_rows(
     differing = compare_shapes_and_nonfinite(first, second, None if is_finite else np.ones(first.shape, dtype=np.bool_))
     if differing is not None:
         return differing
-    if not has_rows(stage, first, rows):
+    if not is_long_enough_for_rows(stage, first, rows):
         return compare_arrays(first, second, None)
     comparison = compare_arrays(select_stage_rows(stage, first, rows), select_stage_rows(stage, second, rows), allowed)
     return replace(comparison, index=index_in_whole_stage(stage, comparison.index, rows))

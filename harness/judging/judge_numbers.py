@@ -30,7 +30,7 @@ from attncheck.judging.exact_stages import Array, Stages
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.reading.case import Case, ExpectedStage
 from attncheck.reading.inputs import RoundedInputs, convert_inputs, make_exact_inputs, make_inputs
-from attncheck.reading.lowering import rotary_table_rows
+from attncheck.reading.lowering import select_rotary_table_rows
 from attncheck.reading.printed import PrintedArray
 from attncheck.reading.problem import Problem
 from attncheck.results.format import ComparisonKind, Row
@@ -44,7 +44,7 @@ _DOCUMENT_PRECISIONS = ("float64", "float32")
 
 def flag_numbers_missed_by_truth(target: ComparisonTarget, numbers: PrintedArray) -> Flags:
     """Flag printed numbers that the exact answer itself misses; none without an exact answer."""
-    slack = numbers.radius_towards(target.exact_numbers) + target.max_shift
+    slack = numbers.radius_on_side_of(target.exact_numbers) + target.max_shift
     # The exact numbers are rounded to float64 here, and so are the printed ones.
     rounding = 2 * np.spacing(np.abs(numbers.value))
     missed: Flags = absolute_difference(target.exact_numbers, numbers.value) > slack + rounding
@@ -136,7 +136,7 @@ class NumberReference:
             counts = {name: array for name, array in inputs.arrays.items() if case.input_specs[name].is_count}
             radii = {**inputs.radius, **counts}
             problem = Problem(case.operation, case.options, radii).without_layout()
-            radius = {**problem.canonical().inputs, **rotary_table_rows(radii, of_past=(0, 0))}
+            radius = {**problem.canonical().inputs, **select_rotary_table_rows(radii, of_past=(0, 0))}
             self._balls[computed_in] = propagate_radii(self.truth.judged_problem.canonical, radius), inputs
         balls, inputs = self._balls[computed_in]
         ball = balls[expected.of]
@@ -315,7 +315,7 @@ class _NumberComparison:
             numbers,
             difference,
             odd,
-            numbers.radius_towards(value),
+            numbers.radius_on_side_of(value),
             missed_by_truth,
             compared.uncomparable_elements,
         )

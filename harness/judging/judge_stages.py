@@ -218,7 +218,7 @@ def _judge_nonfinite(stage: str, exact: Enclosure, array: Array, odd: Flags) -> 
 
 def _measure_stage(reference: StageReference, array: Array) -> MeasuredErrors:
     exact, bound, has_statistics = reference.exact, reference.bound, reference.supports_statistics
-    errors = exact.error_of(array), exact.radius, bound.max_error, bound.sigma
+    errors = exact.distance_to(array), exact.radius, bound.max_error, bound.sigma
     return measure_errors(*errors, reference.measured_elements, supports_statistics=has_statistics)
 
 
@@ -270,7 +270,7 @@ def describe_errors(accumulated: MeasuredErrors, introduced: MeasuredErrors | No
 
 def describe_errors_without_bound(stage: str, array: Array, exact: Enclosure, elements: Flags, against: str) -> str:
     """Describe errors of elements for which no error is possible: the error over its bound would be infinite."""
-    error = np.where(elements, exact.error_of(array), 0.0)
+    error = np.where(elements, exact.distance_to(array), 0.0)
     largest, count = float(error.max()), int(elements.sum())
     if stage == "weights" and not exact.high[elements].any():
         keys = "a masked key has weight" if count == 1 else f"{count} masked keys have weight"

@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.bounds import Bound, accumulated_bounds, bound_stages, bounds_by_rows, introduced_bounds
+from attncheck.attention.bounds import (
+    Bound,
+    bound_accumulated_errors,
+    bound_accumulated_errors_by_rows,
+    bound_introduced_errors,
+    bound_stages,
+)
 from attncheck.attention.errors import Real
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.flags import Flags
@@ -87,13 +93,13 @@ class StageBounds:
             canonical = replace(canonical, inputs=rows.zero_logits_of_empty_rows(canonical.inputs))
             exact = rows.zero_logits_of_empty_rows(exact)
         if self.exact_stages.inner_stages:
-            bounds = bounds_by_rows(canonical, rounding, exact, tuple(values))
+            bounds = bound_accumulated_errors_by_rows(canonical, rounding, exact, tuple(values))
         elif rows is not None:
-            bounds = bound_stages(Computation.of(canonical), rounding, exact, exact)
+            bounds = bound_stages(Computation.from_problem(canonical), rounding, exact, exact)
             if sums := [
                 stage for stage in exact if stage in _GRADIENTS_FROM_WEIGHTS
             ]:  # uniform weights take part, without a key
-                bounds |= accumulated_bounds(rows.with_equal_scores(canonical.options), rounding, exact, sums)
+                bounds |= bound_accumulated_errors(rows.with_equal_scores(canonical.options), rounding, exact, sums)
             bounds = self._remove_bounds_of_overflown(rounding, bounds)
         else:
             bounds = bound_stages(self.exact_stages.float64_computation, rounding, exact, exact)
@@ -115,7 +121,9 @@ class StageBounds:
             if step.exact_values is self.exact_stages.enclosures and rounding in self._accumulated_bounds:
                 return self._accumulated_bounds[rounding]
             values = {stage: step.exact_values[stage].high for stage in step.stages}
-            bounds = introduced_bounds(self.exact_stages.float64_computation, rounding, step.earlier_stages, values)
+            bounds = bound_introduced_errors(
+                self.exact_stages.float64_computation, rounding, step.earlier_stages, values
+            )
             self._cached_step_bounds.clear()
             self._cached_step_bounds[key] = bounds and self._remove_bounds_of_overflown(rounding, bounds)
         return self._cached_step_bounds[key]
@@ -130,7 +138,7 @@ class StageBounds:
 def _zero_unless_finite(bound: Bound, exact: Array) -> Bound:
     """Set the bound to 0 for exact values that are not finite: such values are compared, not measured."""
     finite = np.isfinite(exact)
-    return bound if finite.all() else bound.mapped(lambda part: np.where(finite, part, 0.0))
+    return bound if finite.all() else bound.map_arrays(lambda part: np.where(finite, part, 0.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +191,7 @@ class StageReference:
     def flag_beyond_bound(self, array: Array) -> Flags:
         """Flag errors that are larger than their bounds."""
         with np.errstate(invalid="ignore"):  # unjudged elements may have an infinite error and an infinite radius
-            error = self.exact.error_of(array) - self.exact.radius
+            error = self.exact.distance_to(array) - self.exact.radius
             beyond: Flags = self.measured_elements & (error > self.bound.max_error)
         return beyond
 

@@ -49,7 +49,7 @@ from attncheck.judging.exact_stages import Array, ExactStages, Stages, evaluate_
 from attncheck.judging.stage_bounds import StageBounds, StageReference
 from attncheck.judging.undefined import JudgedProblem, UndefinedParts, find_undefined, make_judged_problem
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import RoundedInputs, problem_from_case
+from attncheck.reading.inputs import RoundedInputs, make_problem_of_case
 from attncheck.reading.problem import Problem
 from attncheck.spec.rounding import FORMATS
 
@@ -148,7 +148,7 @@ def find_truth(
         >>> truth = find_truth(Problem("attention", {"is_causal": True}, inputs, "float64"))
         >>> truth.exact["output"].high.tolist()  # the mean of the values so far
         [[[[1.0], [2.5]]]]
-        >>> bool((truth.bounds.of("native")["output"].max_error < 1e-14).all())
+        >>> bool((truth.bounds.bounds_by_stage("native")["output"].max_error < 1e-14).all())
         True
     """
     judged, outside = make_judged_problem(problem, whole=whole), ""
@@ -179,7 +179,7 @@ def truth_of_case(
     stages = case.judged_stages if returned is None else returned
     if stages is not None:
         stages = {*stages, *(expected.of for expected in case.expected)}
-    return find_truth(problem_from_case(case, inputs), whole=bool(case.expected), returned=stages, store=store)
+    return find_truth(make_problem_of_case(case, inputs), whole=bool(case.expected), returned=stages, store=store)
 
 
 def truth_of_reading(case_truth: Truth, problem: Problem) -> Truth:

@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 
 from attncheck.attention.errors import Bound
 from attncheck.attention.exact_array import Enclosure
-from attncheck.attention.flags import Flags, any_along
-from attncheck.attention.problem import MAY_BE_MINUS_INFINITY, Computation
-from attncheck.attention.sampling import RowIndices, count_queries, sampled_rows
-from attncheck.attention.walk import Walk, reach_walk, reach_walk_from, value_walk
+from attncheck.attention.flags import Flags, any_over_axes
+from attncheck.attention.problem import INPUTS_WITH_MINUS_INFINITY, Computation
+from attncheck.attention.sampling import RowIndices, choose_sampled_rows, count_queries
+from attncheck.attention.walk import Walk, flag_walk, flag_walk_from_nodes, value_walk
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import count_scores, input_of_optional_gradients
 from attncheck.spec import (
@@ -81,7 +81,7 @@ class UndefinedRows:
     @cached_property
     def _fully_masked_nan_rows(self) -> Flags:
         """Rows with NaN none of whose own keys may be attended: only a fill, or a sink, remains."""
-        if not self.problem.own_key_count:
+        if not self.problem.key_count_of_case:
             return self.nan_rows
         return self.nan_rows & (False if self.forbidden_scores is None else self.forbidden_scores.all(axis=-1))
 
@@ -125,7 +125,7 @@ class UndefinedRows:
     def with_equal_scores(self, options: Options) -> Problem:
         """Return the problem in which rows without a key have every key and equal scores: uniform weights."""
         query, shape = self.problem.inputs["query"], scores_shape(self.problem)
-        allowed = replace(self.problem, options=options).allowed(shape)
+        allowed = replace(self.problem, options=options).flag_allowed(shape)
         empty = self.empty_rows[..., np.newaxis]
         inputs = dict(self.problem.inputs) | {"query": np.where(empty, np.zeros((), query.dtype), query)}
         inputs["mask"] = np.ones(shape, dtype=np.bool_) if allowed is None else allowed | empty
@@ -167,8 +167,8 @@ class UndefinedRows:
         known = dict.fromkeys(("query", *LOGITS[:2]), flags)
         if elements is not None:
             known["query"] = elements
-        problem = Computation.of(self.problem)
-        reached = reach_walk_from(problem, known).node(stage)
+        problem = Computation.from_problem(self.problem)
+        reached = flag_walk_from_nodes(problem, known).evaluate(stage)
         return np.broadcast_to(problem.without_added_key(stage, reached), shape)
 
     def _flag_nan_and_unanswered(self, stage: str, shape: Shape) -> tuple[Flags, Flags]:
@@ -215,17 +215,17 @@ def replace_nan_query_rows(inputs: Inputs) -> dict[str, Array]:
 def find_undefined_rows(plain: Problem, convention: str) -> UndefinedRows:
     """Find the undefined rows of a problem in canonical form, which may have NaN."""
     operation, options, inputs, shape = plain.operation, plain.options, plain.inputs, scores_shape(plain)
-    as_given, problem = (make(plain) for make in (Computation.as_given, Computation.of))
+    as_given, problem = (make(plain) for make in (Computation.from_problem_without_added_key, Computation.from_problem))
     nan_rows = _flag_nan_rows(inputs)
     nan_rows = nan_rows[:, np.newaxis] if OPERATIONS[operation].has_projections else nan_rows
     if options.get("norm_over") == "full":  # one norm of all heads
-        nan_rows = any_along(nan_rows, -2)
+        nan_rows = any_over_axes(nan_rows, -2)
     nan_rows = np.broadcast_to(nan_rows, shape[:-1])
     empty = np.zeros(shape[:-1], dtype=np.bool_)
     if shape[-1]:  # the mean of no values is 0 in every convention
         *leading, keys = shape
-        empty = ~any_along(~problem.unattended((*leading, keys + problem.added_keys)), -1)[..., 0]
-    allowed = as_given.kept(shape) if nan_rows.any() else None
+        empty = ~any_over_axes(~problem.flag_unattended((*leading, keys + problem.added_keys)), -1)[..., 0]
+    allowed = as_given.flag_unmasked_scores(shape) if nan_rows.any() else None
     forbidden = None if allowed is None else ~allowed
     return UndefinedRows(as_given, convention, empty, nan_rows, forbidden, _flag_nan_query_elements(operation, inputs))
 
@@ -267,7 +267,7 @@ def scores_shape(plain: Problem) -> Shape:
 def _flag_nan_rows(inputs: Inputs) -> Flags:
     if "query" not in inputs:
         return np.zeros(inputs["scores"].shape[:-1], dtype=np.bool_)
-    return any_along(np.isnan(inputs["query"].astype(np.float64)), -1)[..., 0]
+    return any_over_axes(np.isnan(inputs["query"].astype(np.float64)), -1)[..., 0]
 
 
 def _flag_nan_query_elements(operation: str, inputs: Inputs) -> Flags | None:
@@ -278,7 +278,7 @@ def _flag_nan_query_elements(operation: str, inputs: Inputs) -> Flags | None:
     if not flags.any():
         return None
     # A row with infinity and NaN may become either in any element: all of it is flagged.
-    return np.asarray(flags | any_along(flags, -1) & any_along(np.isinf(query), -1))
+    return np.asarray(flags | any_over_axes(flags, -1) & any_over_axes(np.isinf(query), -1))
 
 
 _STAGES_BEFORE_SOFTMAX = frozenset({*PROJECTIONS, *NORMALIZATIONS, *ROTATIONS, *LOGITS})
@@ -340,7 +340,7 @@ class UndefinedElements:
         if returned is not None:
             behind = self.flag_undefined_behind_mask(stage, exact.shape)
             odd = behind & ~np.isfinite(returned.astype(np.float64))
-            flags = flags & ~(behind & ~any_along(odd, _AXES_SHARING_NAN.get(stage, -1)))
+            flags = flags & ~(behind & ~any_over_axes(odd, _AXES_SHARING_NAN.get(stage, -1)))
         if not flags.any():
             return exact
         high, low = np.where(flags, np.nan, exact.high), np.where(flags, 0.0, exact.low)
@@ -427,7 +427,7 @@ class JudgedProblem:
 def make_judged_problem(called: Problem, *, whole: bool) -> JudgedProblem:
     """Make the forms of a problem for judging: choose the judged query rows, and fill undefined elements."""
     problem = called.without_layout()
-    rows = None if whole else sampled_rows(problem)
+    rows = None if whole else choose_sampled_rows(problem)
     plain = problem.canonical(rows)
     if find_empty_rows_convention(problem) == "uniform":
         plain = plain.with_options(empty_rows="uniform")
@@ -463,14 +463,14 @@ def find_undefined_elements(plain: Problem) -> UndefinedElements | None:
     if not reasons:
         return None
     undefined = {name: elements for name, elements in flags.items() if elements.any()}
-    problem = Computation.of(plain)
+    problem = Computation.from_problem(plain)
     flags = {name: problem.input_with_added_key(name, elements) for name, elements in flags.items()}
-    stages = _walk_stage_flags(reach_walk(problem, flags, None), problem)
+    stages = _walk_stage_flags(flag_walk(problem, flags, None), problem)
     if "key" not in inputs or OPERATIONS[operation].has_score_option:  # nothing is masked
         return UndefinedElements(undefined, "; ".join(reasons), stages)
     *leading, keys = scores_shape(plain)
-    attended = ~problem.unattended((*leading, keys + problem.added_keys))
-    by_selection = _walk_stage_flags(reach_walk(problem, flags, attended), problem)
+    attended = ~problem.flag_unattended((*leading, keys + problem.added_keys))
+    by_selection = _walk_stage_flags(flag_walk(problem, flags, attended), problem)
     return UndefinedElements(
         undefined,
         "; ".join(reasons),
@@ -487,20 +487,20 @@ def has_nonfinite_inputs(problem: Problem) -> bool:
 def flag_nonfinite(name: str, array: Array) -> Flags:
     """Flag NaN and infinity in an input, except for -inf in scores and bias, which forbids a key."""
     odd: Flags = ~np.isfinite(array)
-    return odd & (array != -np.inf) if name in MAY_BE_MINUS_INFINITY else odd
+    return odd & (array != -np.inf) if name in INPUTS_WITH_MINUS_INFINITY else odd
 
 
 def _walk_stage_flags(walk: Walk, problem: Computation) -> dict[str, Flags]:
     """Return the flags of every stage, in shapes that broadcast to the stages' own."""
     stages = computed_stages(problem.operation, problem.options, problem.inputs)
-    return {stage: problem.without_added_key(stage, walk.node(stage)) for stage in stages}
+    return {stage: problem.without_added_key(stage, walk.evaluate(stage)) for stage in stages}
 
 
 def flag_stages_reached_by_scores(plain: Problem, scores: Flags) -> dict[str, Flags]:
     """Follow flags of scores, (B, H, Lq, T), to every later stage, in shapes that broadcast to the stages'."""
-    problem = Computation.of(plain)
+    problem = Computation.from_problem(plain)
     known = {stage: problem.with_added_key(stage, scores) for stage in ("scores", "raw_scores")}
-    return _walk_stage_flags(reach_walk_from(problem, known), problem)
+    return _walk_stage_flags(flag_walk_from_nodes(problem, known), problem)
 
 
 _WIDE_RANGE = 1e30
@@ -536,7 +536,7 @@ def remove_bounds_of_overflown(
         return dict(bounds)
     reached = flag_stages_reached_by_scores(plain, flags)
     infinite = {stage: partial(np.where, flags, np.inf) for stage, flags in reached.items()}
-    return {stage: bound.mapped(infinite[stage]) if stage in infinite else bound for stage, bound in bounds.items()}
+    return {stage: bound.map_arrays(infinite[stage]) if stage in infinite else bound for stage, bound in bounds.items()}
 
 
 def _approximate_raw_scores(plain: Problem) -> Array | None:
@@ -545,5 +545,7 @@ def _approximate_raw_scores(plain: Problem) -> Array | None:
         return None
     operands = {name: plain.inputs[name] for name in ("query", "key")}
     with np.errstate(all="ignore"):
-        raw: Array = value_walk(Computation.of(Problem(plain.operation, {}, operands)).in_float64()).node("raw_scores")
+        raw: Array = value_walk(Computation.from_problem(Problem(plain.operation, {}, operands)).in_float64()).evaluate(
+            "raw_scores"
+        )
     return raw

@@ -16,7 +16,7 @@ from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.remembered import make_store_key_of_rows, rows_from_bytes, rows_to_bytes
 from attncheck.judging.xfail import KnownEmptyRows, make_blank_row, make_failure_row
 from attncheck.reading.case import Case
-from attncheck.reading.expected_failures import ExpectedFailure, recorded_empty_rows
+from attncheck.reading.expected_failures import ExpectedFailure, find_recorded_empty_rows
 from attncheck.reading.inputs import RoundedInputs
 from attncheck.results.format import EXACT, INPUTS, Row, StoredArray, bound_array_name, has_failure
 from attncheck.spec.verdicts import WRONG_NUMBER_VERDICTS
@@ -108,7 +108,11 @@ class Judge:
         )
 
     def _expected_failures_of(self, name: str, case: Case, dtype: str) -> list[ExpectedFailure]:
-        return [item for item in self.expected_failures if item.is_about(name) and item.concerns(name, case.id, dtype)]
+        return [
+            item
+            for item in self.expected_failures
+            if item.applies_to_implementation(name) and item.applies_to_evaluation(name, case.id, dtype)
+        ]
 
     def judge_failures_only(self, case: Case, dtype: str, collected: Mapping[str, Outcome]) -> UnitResult | None:
         """Return the result of ``judge`` for a unit without any stage or array to keep; None for any other unit."""
@@ -263,7 +267,7 @@ def find_known_empty_rows(
 ) -> KnownEmptyRows:
     """Return the known results of an implementation for a query without a key in a case."""
     declared = implementation.declared.conventions.get("empty_rows")
-    recorded = recorded_empty_rows(expected_failures, implementation.name, case, dtype)
+    recorded = find_recorded_empty_rows(expected_failures, implementation.name, case, dtype)
     if declared is None:
         return KnownEmptyRows(recorded_conventions=recorded)
     return KnownEmptyRows(declared.value, recorded, reason=declared.reason, source=declared.source or None)

@@ -88,8 +88,8 @@ def find_excusing_failure(
     ``ratio`` is the largest error over its bound (``largest_ratio``), for entries that limit it; ``empty_rows`` the
     convention that rows without a key follow, for entries that name one.
     """
-    entries = (entry for entry in expected_failures if entry.concerns(implementation, case, dtype))
-    return next((entry for entry in entries if entry.excuses(stage, verdict, ratio, empty_rows)), None)
+    entries = (entry for entry in expected_failures if entry.applies_to_evaluation(implementation, case, dtype))
+    return next((entry for entry in entries if entry.excuses_error(stage, verdict, ratio, empty_rows)), None)
 
 
 def largest_ratio(*ratios: float | None) -> float:
@@ -113,9 +113,9 @@ def describe_exceeded_ratio(
     ratio: float,
 ) -> str:
     """Return a message if entries expect a verdict but its error is larger than all of them allow; else empty text."""
-    concerning = [entry for entry in expected_failures if entry.concerns(implementation, case, dtype)]
-    concerning = [entry for entry in concerning if entry.explains(stage, verdict)]
-    if not concerning or any(entry.excuses(stage, verdict, ratio) for entry in concerning):
+    concerning = [entry for entry in expected_failures if entry.applies_to_evaluation(implementation, case, dtype)]
+    concerning = [entry for entry in concerning if entry.matches_verdict(stage, verdict)]
+    if not concerning or any(entry.excuses_error(stage, verdict, ratio) for entry in concerning):
         return ""
     widest = max(concerning, key=lambda entry: entry.entry.max_ratio or 0.0)
     return (
@@ -142,10 +142,10 @@ def describe_similar_failures(rows: Iterable[Row], expected_failures: Iterable[E
     for row in rows:
         ratio = largest_ratio(row.ratio, row.introduced_ratio)
         for place, expected in entries.items():
-            concerns = expected.concerns(expected.entry.implementation, row.case, row.dtype)
+            concerns = expected.applies_to_evaluation(expected.entry.implementation, row.case, row.dtype)
             # Wrong numbers fit any reason. The reason of an error has to name its kind.
             fits = concerns and (row.stage or row.message.partition(":")[0] in expected.entry.reason)
-            if fits and expected.excuses(row.stage, row.verdict, ratio, row.empty_rows):
+            if fits and expected.excuses_error(row.stage, row.verdict, ratio, row.empty_rows):
                 cases.setdefault(place, set()).add(row.case)
     said = []
     fitting = [place for place, fitted in cases.items() if 2 * len(fitted & unnamed) > len(unnamed)]
@@ -222,9 +222,9 @@ class ExpectedFailureRecord:
                 excusing = excusing or (expected if is_end else None)
                 continue
             self.tried_entries.add(number)
-            if row.fails_run and expected.explains(row.stage, row.verdict, row.empty_rows):
+            if row.fails_run and expected.matches_verdict(row.stage, row.verdict, row.empty_rows):
                 self.confirmed_entries.add(number)  # at whatever size
-                if expected.excuses(row.stage, row.verdict, _largest_row_ratio(row), row.empty_rows):
+                if expected.excuses_error(row.stage, row.verdict, _largest_row_ratio(row), row.empty_rows):
                     excusing = excusing or expected
             elif row.comparison == "stage" and row.verdict not in _INCONCLUSIVE:
                 _keep_earliest(self.judged, number, row)
@@ -240,10 +240,12 @@ class ExpectedFailureRecord:
             if implementation not in self._entries_by_implementation:
                 numbered = enumerate(self.expected_failures)
                 self._entries_by_implementation[implementation] = [
-                    item for item in numbered if item[1].is_about(implementation)
+                    item for item in numbered if item[1].applies_to_implementation(implementation)
                 ]
             concerning = [
-                item for item in self._entries_by_implementation[implementation] if item[1].concerns(*evaluation)
+                item
+                for item in self._entries_by_implementation[implementation]
+                if item[1].applies_to_evaluation(*evaluation)
             ]
             self._entries_of_last_evaluation = evaluation, concerning
         return self._entries_of_last_evaluation[1]

@@ -20,7 +20,7 @@ import numpy as np
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.composed import window_from_first_key
 from attncheck.backends.contract import EmptyRows, Stages
-from attncheck.diagnosis.readings import CATALOGUE
+from attncheck.diagnosis.readings import READING_CATALOGUE
 from attncheck.judging.alternatives import AppliedReading, Reading
 from attncheck.mutation.kernel import Array, Store, store_exactly
 from attncheck.mutation.mutant import Call, Step, Steps, StepsPerCall, Variant, rebind_globals
@@ -34,8 +34,8 @@ OPERATION_OF_FUNCTION: Mapping[str, tuple[str, Options]] = {
 }
 """The functions that can compute another problem instead of theirs, with their operation and score."""
 _READINGS_BY_NAME: Mapping[str, list[Reading]] = {
-    name: [reading for rows in CATALOGUE.values() for reading in rows if reading.name == name]
-    for name in {reading.name for rows in CATALOGUE.values() for reading in rows}
+    name: [reading for rows in READING_CATALOGUE.values() for reading in rows if reading.name == name]
+    for name in {reading.name for rows in READING_CATALOGUE.values() for reading in rows}
 }
 
 

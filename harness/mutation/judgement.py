@@ -18,7 +18,7 @@ import numpy as np
 from attncheck.attention.exact_array import Enclosure
 from attncheck.backends import EAGER
 from attncheck.diagnosis.case_evidence import Evidence
-from attncheck.diagnosis.decision import NAME_SEPARATOR, Decision, decide
+from attncheck.diagnosis.decision import NAME_SEPARATOR, Decision, decide_diagnoses
 from attncheck.judging.compare import ErrorTier
 from attncheck.judging.exact_stages import Array
 from attncheck.judging.judge_stages import StageJudgement
@@ -158,7 +158,7 @@ EvidenceByUnit = Mapping[tuple[str, str, int], Evidence]
 
 def diagnoses_by_subject(evidence: Mapping[str, EvidenceByUnit]) -> dict[str, tuple[str, ...]]:
     """Return the diagnosis of every subject that fails anywhere."""
-    return {name: diagnosis_names(decide(cases).values()) for name, cases in evidence.items()}
+    return {name: diagnosis_names(decide_diagnoses(cases).values()) for name, cases in evidence.items()}
 
 
 def diagnosis_names(decisions: Iterable[Decision]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from attncheck.diagnosis.case_evidence import Evidence
-from attncheck.diagnosis.decision import DIAGNOSABLE, evidence_of
+from attncheck.diagnosis.decision import DIAGNOSABLE_VERDICTS, collect_evidence
 from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.execution.worker import MISSING_STAGE, Computed, Failure, Outcome, evaluate_on_backend
 from attncheck.judging.exact_stages import Stages, digest_array
@@ -30,7 +30,7 @@ from attncheck.mutation.forms import ReadingFault
 from attncheck.mutation.judgement import REFERENCE_CLASSES, Findings, StageResult, judge_stage_result
 from attncheck.mutation.mutant import REFERENCE, FunctionPerCall, Mutant, Step, Subject, Variant, record_functions
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import RoundedInputs, make_inputs, problem_from_case
+from attncheck.reading.inputs import RoundedInputs, make_inputs, make_problem_of_case
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import count_scores
 from attncheck.spec import STAGES
@@ -93,12 +93,12 @@ class UnitScorer:
     @cached_property
     def call(self) -> Problem:
         """The call that every subject gets."""
-        return problem_from_case(self.unit.case, self.inputs).as_call()
+        return make_problem_of_case(self.unit.case, self.inputs).as_call()
 
     @cached_property
     def truth(self) -> Truth:
         """The exact answer."""
-        return find_truth(problem_from_case(self.unit.case, self.inputs), whole=True)
+        return find_truth(make_problem_of_case(self.unit.case, self.inputs), whole=True)
 
     def findings(self, subject: Subject) -> Findings | None:
         """Return the judged stages of a subject.
@@ -128,8 +128,8 @@ class UnitScorer:
             judgements = [judgement for judgement, _ in self._judge(outcome.stages, *known)]
             case = self.unit.case
             judged = judge_and_diagnose(self.truth, outcome.stages, case.stage_shapes, known[1], judgements=judgements)
-            failing = [judgement.stage for judgement in judged.judgements if judgement.verdict in DIAGNOSABLE]
-            evidence = evidence_of(judged.findings, failing[0], case.operation) if failing else None
+            failing = [judgement.stage for judgement in judged.judgements if judgement.verdict in DIAGNOSABLE_VERDICTS]
+            evidence = collect_evidence(judged.findings, failing[0], case.operation) if failing else None
             self._evidence[known] = evidence
         return self._evidence.get(known)
 

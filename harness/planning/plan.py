@@ -33,14 +33,14 @@ from typing import get_args
 
 from attncheck.common.errors import UsageError
 from attncheck.reading.case import Case
-from attncheck.reading.covering import cover_features
+from attncheck.reading.covering import choose_to_cover_features
 from attncheck.reading.inputs import (
     ArrayWithRadius,
     RoundedInputs,
     convert_inputs,
     make_exact_inputs,
     make_inputs,
-    problem_from_case,
+    make_problem_of_case,
 )
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import axis_lengths
@@ -114,7 +114,7 @@ class Plan:
 
     def problem(self, unit: Unit) -> Problem:
         """Return the problem of a unit, which a worker evaluates."""
-        return problem_from_case(self.case(unit), self.inputs(unit)).as_call()
+        return make_problem_of_case(self.case(unit), self.inputs(unit)).as_call()
 
     def with_standard(self, positions: Collection[int]) -> Plan:
         """Limit modes that compile each case separately to the units at these positions of the plan."""
@@ -241,7 +241,7 @@ def _has_fully_masked_rows(case: Case) -> bool:
         return False
     from attncheck.judging.undefined import flag_empty_rows  # which loads what exact answers need
 
-    problem = problem_from_case(case, make_inputs(case, "float32"))
+    problem = make_problem_of_case(case, make_inputs(case, "float32"))
     return bool(flag_empty_rows(problem.without_layout()).any())
 
 
@@ -297,7 +297,7 @@ def standard_units(cases: Sequence[Case], units: Sequence[tuple[int, str]]) -> l
         for position, (number, dtype) in enumerate(units)
         if of_case[number].is_document or dtype in recorded.get(of_case[number].id, ())
     }
-    return cover_features(unit_features(of_case, units), chosen)
+    return choose_to_cover_features(unit_features(of_case, units), chosen)
 
 
 def unit_features(cases: Mapping[int, Case], units: Sequence[tuple[int, str]]) -> list[frozenset[Hashable]]:

@@ -160,7 +160,7 @@ def judge_arrays(
         return VariantResult(
             PropertyOutcome.BITWISE, f"all {elements} elements: {description}", stage, elements=elements
         )
-    first_side, second_side = (side.mapped(np.asarray) for side in sides())
+    first_side, second_side = (side.map_arrays(np.asarray) for side in sides())
     judged = _judge_by_errors(stage, first_side, second_side, differs, chosen, nan_may_spread=nan_may_spread)
     return replace(judged, differing=differing, elements=elements)
 

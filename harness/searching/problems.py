@@ -17,11 +17,11 @@ import numpy as np
 
 from attncheck.backends import numpy_backend
 from attncheck.execution.operations import run_operation
-from attncheck.reading.lowering import Array, check_code_shapes, expand_blocks
+from attncheck.reading.lowering import Array, check_code_shapes, repeat_block_numbers
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import (
     ShapeFault,
-    multi_slice_axes,
+    find_multi_slice_axes,
     unsupported_layout_reason,
 )
 from attncheck.searching.concrete import FeatureCounts, count_elements, input_axes
@@ -147,15 +147,15 @@ def draw_outline(
         options,
         {name: _constant_array(specs[name], options, lengths, random) for name in names},
         dtype,
-        regime=draw_item(random, _REGIMES),
+        drawing_regime=draw_item(random, _REGIMES),
     )
     try:
-        problem.lengths  # noqa: B018 # raises if inputs do not fit together
+        problem.axis_lengths  # noqa: B018 # raises if inputs do not fit together
         check_code_shapes(options, {name: array.shape for name, array in problem.inputs.items()})
     except ShapeFault:  # too narrow for a pair to be rotated, for instance
         return None
     is_zero = any(value == 0 for value in options.values() if isinstance(value, float))  # then all scores are equal
-    return replace(problem, supports_statistics=problem.regime in NOISE_LIKE_REGIMES and not is_zero)
+    return replace(problem, supports_statistics=problem.drawing_regime in NOISE_LIKE_REGIMES and not is_zero)
 
 
 _REGIMES = tuple(REGIMES)
@@ -275,7 +275,7 @@ def _intermediate_arrays(problem: Problem) -> Iterator[Array]:
             codes = np.abs(problem.inputs[name].astype(np.float64))
             zeros = np.abs(problem.inputs.get(f"{stem}_zero", np.zeros((1,) * codes.ndim)).astype(np.float64))
             is_per_block = problem.inputs[f"{stem}_block_scale"].astype(np.float64)
-            yield (codes + expand_blocks(zeros, codes.shape)) * expand_blocks(is_per_block, codes.shape)
+            yield (codes + repeat_block_numbers(zeros, codes.shape)) * repeat_block_numbers(is_per_block, codes.shape)
     if operation.computes_gradients:
         per_head = {
             name: array for name, array in lowered.inputs.items() if name in OPERATIONS[OPERATIONS_PER_HEAD[0]].inputs
@@ -294,7 +294,7 @@ def _stage_arrays(problem: Problem) -> Iterator[Array]:
 
 def _projection_outputs(problem: Problem) -> Iterator[Array]:
     """Yield the outputs of layers of weights, and intermediate arrays if latent vectors are keys themselves."""
-    specs, inputs = problem.specs, problem.inputs
+    specs, inputs = problem.input_specs, problem.inputs
     for weight, spec in specs.items():
         if weight in inputs and len(spec.axes) == 2 and not spec.is_count:
             operands = (name for name in inputs if specs[name].axes[-1] == spec.axes[0] and len(specs[name].axes) > 2)
@@ -382,14 +382,14 @@ class ProblemSource:
 def draw_numbers(problem: Problem, random: Random) -> Problem:
     """Return an outlined problem with its numbers, rounded to its dtype."""
     drawing = DrawnInputs(problem, random)
-    inputs, specs, layout = dict(drawing.inputs), problem.specs, dict(problem.memory_layout)
-    is_generic = problem.supports_statistics and drawing.is_generic and not problem.special
-    if problem.special:
-        kind, _, name = problem.special.partition(" in ")
+    inputs, specs, layout = dict(drawing.inputs), problem.input_specs, dict(problem.memory_layout)
+    is_generic = problem.supports_statistics and drawing.is_generic and not problem.special_value
+    if problem.special_value:
+        kind, _, name = problem.special_value.partition(" in ")
         inputs[name] = _SPECIAL_VALUES[kind](inputs[name].copy(), problem.dtype, random)
     for name, kind_of_layout in layout.items():
         if kind_of_layout == "broadcast":  # which needs equal slices
-            axis = draw_item(random, multi_slice_axes(inputs[name].shape))
+            axis = draw_item(random, find_multi_slice_axes(inputs[name].shape))
             inputs[name] = np.broadcast_to(inputs[name].take([0], axis), inputs[name].shape).copy()
             is_generic = False
     exact = {
@@ -400,20 +400,20 @@ def draw_numbers(problem: Problem, random: Random) -> Problem:
 
 
 def _number_inputs(problem: Problem) -> list[str]:
-    return [name for name in problem.inputs if problem.specs[name].is_number]
+    return [name for name in problem.inputs if problem.input_specs[name].is_number]
 
 
 def _choose_special_values(problem: Problem, random: Random) -> Problem:
     """Mark one input of few problems for special values: zeros, ties, the ends of the range, NaN and infinity."""
     if random.rand() >= _SPECIAL_SHARE:
         return problem
-    specs = problem.specs
+    specs = problem.input_specs
     plain = [name for name in _number_inputs(problem) if not (specs[name].is_row_statistic or specs[name].is_narrow)]
     if not plain:
         return problem
     name, kind = draw_item(random, plain), draw_item(random, tuple(_SPECIAL_VALUES))
     stand_in = np.broadcast_to(np.float64(_NONFINITE_STAND_INS.get(kind, 0.0)), problem.inputs[name].shape)
-    return replace(problem, inputs={**problem.inputs, name: stand_in}, special=f"{kind} in {name}")
+    return replace(problem, inputs={**problem.inputs, name: stand_in}, special_value=f"{kind} in {name}")
 
 
 def _choose_memory_layout(problem: Problem, random: Random) -> Problem:
@@ -428,7 +428,7 @@ def _choose_memory_layout(problem: Problem, random: Random) -> Problem:
             for kind in MEMORY_LAYOUTS
             if kind not in _UNDRAWN_LAYOUTS and not unsupported_layout_reason(kind, shape)
         ]
-        possible = [kind for kind in possible if kind != "broadcast" or multi_slice_axes(shape)]
+        possible = [kind for kind in possible if kind != "broadcast" or find_multi_slice_axes(shape)]
         if random.rand() < 0.5:
             layout[name] = draw_item(random, possible)
     return replace(problem, memory_layout=layout)

@@ -21,7 +21,7 @@ from attncheck.common.wording import format_judged_rows
 from attncheck.judging.judge import exact_values_of_whole_stages
 from attncheck.judging.judge_numbers import judge_numbers
 from attncheck.judging.truth import Truth, truth_of_case
-from attncheck.reading.case import Case, ExpectedStage, case_record
+from attncheck.reading.case import Case, ExpectedStage, make_case_record
 from attncheck.reading.inputs import RoundedInputs, make_inputs
 from attncheck.reading.model import TagEntry
 from attncheck.reports import panels
@@ -87,7 +87,7 @@ def evaluate_case(case: Case, dtype: str, stages: Collection[str] = ()) -> Evalu
         if case.expected[number].basis == "printed"
     }
     kept = panels.KeptCase(inputs.arrays, exact)
-    drawings = panels.make_drawings(case_record(case, {}), kept, in_columns=in_columns, printed=printed)
+    drawings = panels.make_drawings(make_case_record(case, {}), kept, in_columns=in_columns, printed=printed)
     judged = truth.judged_problem
     rows = 0 if judged.judged_rows is None else len(judged.judged_rows)
     return EvaluatedCase(

@@ -28,7 +28,7 @@ from attncheck.judging.compare import absolute_difference, flag_differing_nonfin
 from attncheck.reading import array_kinds, model
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailureEntry, load_expected_failures
-from attncheck.reading.inputs import make_inputs, problem_from_case
+from attncheck.reading.inputs import make_inputs, make_problem_of_case
 from attncheck.reading.loader import load_case_file, load_tags
 from attncheck.reading.model import TAG_FILE
 from attncheck.settings import options
@@ -114,7 +114,7 @@ def test_every_option_input_and_field_has_an_example_which_the_reference_shows()
 def test_every_example_runs_and_the_numbers_that_it_knows_hold() -> None:
     for case in _cases():
         dtype = "float64" if "float64" in case.dtypes else "float32"
-        outcome = evaluate_on_backend(numpy_backend, problem_from_case(case, make_inputs(case, dtype)).as_call())
+        outcome = evaluate_on_backend(numpy_backend, make_problem_of_case(case, make_inputs(case, dtype)).as_call())
         assert isinstance(outcome, Computed), outcome
         for expected in case.expected:
             if expected.numbers is None or expected.erratum or expected.name != expected.of:
@@ -124,7 +124,11 @@ def test_every_example_runs_and_the_numbers_that_it_knows_hold() -> None:
             rounding = 2.0**-20 if case.computed_in == "float32" else 1e-12
             off = absolute_difference(computed, known.value)[given]
             assert not flag_differing_nonfinite(computed, known.value)[given].any()
-            assert (off <= known.radius_towards(computed)[given] + rounding).all(), (case.name, expected.name, computed)
+            assert (off <= known.radius_on_side_of(computed)[given] + rounding).all(), (
+                case.name,
+                expected.name,
+                computed,
+            )
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from attncheck.execution.signatures import FUNCTIONS, INPUTS
 from attncheck.execution.user_call import read_target_declarations
 from attncheck.execution.user_code import Target
 from attncheck.planning.designing import DesignRequest, write_design
-from attncheck.reading.covering import ExcludedLevels, count_combinations, covering_rows
+from attncheck.reading.covering import ExcludedLevels, count_combinations, make_covering_rows
 from attncheck.reading.loader import load_case_file
 from attncheck.spec import (
     GRADIENTS,
@@ -311,7 +311,7 @@ def test_every_combination_that_is_possible_meets(design: tuple[list[int], int, 
         for row in product(*map(range, sizes))
         if not any(all(row[factor] in levels for factor, levels in each.items()) for each in excluded)
     ]
-    rows = covering_rows(sizes, strength, excluded)
+    rows = make_covering_rows(sizes, strength, excluded)
     assert set(rows) <= set(possible)
     assert len(set(rows)) == len(rows)
 
@@ -327,6 +327,6 @@ FEWEST = {((3,) * 4, 2): 9, ((4,) * 5, 2): 16, ((2,) * 11, 3): 12, ((3, 2, 3, 3,
 
 
 def test_rows_are_the_fewest_where_it_is_known_how_many_these_are_and_are_the_same_each_time() -> None:
-    made = {design: covering_rows(*design) for design in FEWEST}
+    made = {design: make_covering_rows(*design) for design in FEWEST}
     assert {design: len(rows) for design, rows in made.items()} == FEWEST
-    assert made == {design: covering_rows(*design) for design in FEWEST}
+    assert made == {design: make_covering_rows(*design) for design in FEWEST}

@@ -34,8 +34,8 @@ from attncheck.judging.remembered import (
     rows_to_bytes,
 )
 from attncheck.judging.units import Judge, StoredUnit, UnitResult
-from attncheck.reading.case import READING_CODE, UNJUDGED_FIELDS, Case
-from attncheck.reading.inputs import RoundedInputs, make_inputs, problem_from_case
+from attncheck.reading.case import READING_CODE_MODULES, UNJUDGED_FIELDS, Case
+from attncheck.reading.inputs import RoundedInputs, make_inputs, make_problem_of_case
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row
 from attncheck.spec import Options
@@ -249,7 +249,7 @@ COUNTED = [
         JUDGING_CODE,
         {"execution", "execution.user_code", "results.tables", "wording"},
     ),
-    ("attncheck.reading.loader", READING_CODE, {"backends.entry", "backends.families"}),
+    ("attncheck.reading.loader", READING_CODE_MODULES, {"backends.entry", "backends.families"}),
 ]
 
 
@@ -277,7 +277,7 @@ class Unit:
     def __init__(self, case: Case, dtype: str) -> None:
         self.case, self.dtype = case, dtype
         self.inputs: RoundedInputs = make_inputs(case, dtype)
-        self.outcome: Outcome = evaluate_on_backend(numpy_backend, problem_from_case(case, self.inputs).as_call())
+        self.outcome: Outcome = evaluate_on_backend(numpy_backend, make_problem_of_case(case, self.inputs).as_call())
         self.collected = {"numpy.eager": replace(self.outcome, seconds=1.5)}
 
     def judged(self, store: Store) -> list[Any]:

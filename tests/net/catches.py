@@ -24,8 +24,8 @@ from attncheck.mutation.mutant import Mutant, Subject
 from attncheck.mutation.score import process_pool, run_mutants
 from attncheck.planning.plan import RECORDED_UNITS_FILE, Plan, standard_units, unit_features
 from attncheck.reading.case import Case
-from attncheck.reading.covering import cover_features
-from attncheck.reading.selection import bundled_cases_folder, select_cases
+from attncheck.reading.covering import choose_to_cover_features
+from attncheck.reading.selection import find_bundled_cases_folder, select_cases
 from attncheck.spec.options import SIXTEEN_BIT_DTYPES
 
 PATH = Path(__file__).resolve().parent / "catches.txt"
@@ -130,8 +130,10 @@ def choose(cases: Sequence[Case], candidates: Candidates) -> tuple[list[Catch], 
     caught = [of_unit.get((cases[number].id, dtype), {}) for number, dtype in units]
     features = unit_features(dict(enumerate(cases)), units)
     documents = [position for position, (number, _) in enumerate(units) if cases[number].is_document]
-    chosen = cover_features([own | each.keys() for own, each in zip(features, caught, strict=True)], documents)
-    fewest = [chosen[index] for index in cover_features([frozenset(caught[position]) for position in chosen])]
+    chosen = choose_to_cover_features(
+        [own | each.keys() for own, each in zip(features, caught, strict=True)], documents
+    )
+    fewest = [chosen[index] for index in choose_to_cover_features([frozenset(caught[position]) for position in chosen])]
     needed = {(cases[units[position][0]].id, units[position][1]) for position in fewest}
     found = [next(each for each in catches if each[1:3] in needed) for catches in candidates.values()]
     dtypes: dict[str, set[str]] = defaultdict(set)
@@ -146,7 +148,7 @@ def main() -> None:
     catches, needed = choose(cases, find_candidates(cases))
     PATH.write_text(text_of(catches), encoding="utf-8")
     lines = ",\n".join(f" {json.dumps(case)}: {json.dumps(dtypes)}" for case, dtypes in needed.items())
-    (bundled_cases_folder() / RECORDED_UNITS_FILE).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    (find_bundled_cases_folder() / RECORDED_UNITS_FILE).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ from traded_kernels import (
 
 from attncheck import check
 from attncheck.asking.accuracy import format_accuracy, measure_accuracy, small_cases
-from attncheck.attention.errors import Operand, logits_from_values, quantized_operand
-from attncheck.attention.softmax import softmax, softmax_error
+from attncheck.attention.errors import Operand, logits_from_values, quantize_operand
+from attncheck.attention.softmax import compute_softmax_error, softmax
 from attncheck.attention.weighted_mean import max_mean_change
 from attncheck.execution.call import Limits
 from attncheck.reading.selection import select_cases
@@ -110,10 +110,10 @@ def test_codes_with_scales_stay_within_their_error(
     mean = array.mean(axis=-2, keepdims=True) if is_centred else np.zeros((), np.float32)
     found = codes_with_scales(array - mean, quantization).astype(np.float64) + mean
     rounding = replace(rounding_model_named("fused", "float16"), quantized_operands=(("key", quantization),))
-    operand = quantized_operand("key", Operand(array.astype(np.float64)), rounding)
+    operand = quantize_operand("key", Operand(array.astype(np.float64)), rounding)
     assert operand.max_error is not None
     assert (np.abs(found - array) <= operand.max_error).all()
-    assert quantized_operand("query", operand, rounding) is operand
+    assert quantize_operand("query", operand, rounding) is operand
 
 
 def test_right_kernels_hold_the_class_that_they_declare_and_are_told_of_without_it() -> None:
@@ -156,7 +156,7 @@ def test_what_queries_and_keys_have_in_common_is_given_back() -> None:
             assert all(each.verdict is Verdict.AGREE for each in judged) == is_given_back, name
     # Within a whole block, codes are finer by as much as the mean takes away.
     query = Operand(problem.inputs["query"].astype(np.float64))
-    errors = quantized_operand("query", query, rounding_model_named("sage3", "float16")).max_error
+    errors = quantize_operand("query", query, rounding_model_named("sage3", "float16")).max_error
     assert errors is not None
     assert 5 * errors[..., :128, :].mean() < errors[..., 128:, :].mean()
 
@@ -167,10 +167,10 @@ def test_a_mean_moves_furthest_where_weights_are_at_their_ends() -> None:
     logits[0, 0, 1, 3:] = -np.inf
     error = logits_from_values(logits, np.abs(random.normal(size=logits.shape)))
     both = softmax(logits)
-    rows, mean = softmax_error(error, *both, rounding_model_named("fused", "float16")), both.weights @ value
+    rows, mean = compute_softmax_error(error, *both, rounding_model_named("fused", "float16")), both.weights @ value
     largest = np.zeros_like(mean)
     for signs in itertools.product((-1, 1), repeat=7):
-        weights = rows.weights * np.exp(rows.exponent * signs)
+        weights = rows.weights * np.exp(rows.max_exponent_error * signs)
         largest = np.maximum(largest, np.abs(weights @ value / weights.sum(axis=-1, keepdims=True) - mean))
     np.testing.assert_allclose(max_mean_change(rows, value, mean), largest, rtol=1e-9)
 

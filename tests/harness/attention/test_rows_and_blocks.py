@@ -13,8 +13,8 @@ from problems import LENGTHS, LK, LQ, NAMES, Array, Arrays, H, Options, Problem,
 from tables import tables_beside
 
 from attncheck.attention import bounds, oracle, sampling
-from attncheck.attention.oracle import OutsideDomain, exact_results_by_key_blocks, exact_stages, needs_key_blocks
-from attncheck.attention.sampling import MAX_ELEMENTS, sampled_rows, select_stage_rows
+from attncheck.attention.oracle import OutsideDomain, enclose_exact_stages, evaluate_by_key_blocks, needs_key_blocks
+from attncheck.attention.sampling import MAX_UNSAMPLED_ELEMENTS, choose_sampled_rows, select_stage_rows
 from attncheck.execution.worker import Computed
 from attncheck.judging.judge import CaseJudgement, compare_all_pairs, judge_case, max_errors_of_whole_stages
 from attncheck.judging.judge_stages import StageJudgement, judge_stages
@@ -37,7 +37,7 @@ def of_shape(operation: str, shapes: dict[str, tuple[int, ...]], **options: Any)
 
 
 def rows_of(*shape: int) -> list[int] | None:
-    rows = sampled_rows(of_shape("softmax", {"scores": shape}))
+    rows = choose_sampled_rows(of_shape("softmax", {"scores": shape}))
     return None if rows is None else rows.tolist()
 
 
@@ -53,7 +53,7 @@ def test_the_ends_the_edges_of_tiles_and_rows_at_random_make_sixty_four() -> Non
 def test_few_rows_few_scores_and_sums_over_rows_are_judged_whole() -> None:
     shapes = ((1, 1, 64, 1 << 20), (1, 1, 512, 512), (0, 1, 512, 512), (1, 1, 512, 513))
     assert [rows_of(*shape) is None for shape in shapes] == [True, True, True, False]
-    assert MAX_ELEMENTS == 4 * 256 * 256
+    assert MAX_UNSAMPLED_ELEMENTS == 4 * 256 * 256
     attended = ("query", "key", "value")
     for problem, is_whole in (
         (of_shape("multi_head_attention", dict.fromkeys(attended, (1, 256, 20)), heads=4), True),
@@ -62,7 +62,7 @@ def test_few_rows_few_scores_and_sums_over_rows_are_judged_whole() -> None:
         (of_shape("attention", dict.fromkeys(attended, (1, 5, 256, 8))), False),
         (of_shape("attention_gradients", dict.fromkeys(attended, (1, 1, 1000, 8))), True),
     ):
-        assert (sampled_rows(problem) is None) is is_whole
+        assert (choose_sampled_rows(problem) is None) is is_whole
 
 
 # What is said of them.
@@ -99,7 +99,7 @@ def pose(name: str) -> Sampled:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(LENGTHS, "Lq", QUERIES)
         patch.setitem(LENGTHS, "Lk", KEYS)
-        patch.setattr(sampling, "MAX_ELEMENTS", 1000)
+        patch.setattr(sampling, "MAX_UNSAMPLED_ELEMENTS", 1000)
         problem = draw(name).stored(DTYPE)
         return Sampled(problem, problem.returned(), problem.truth(DTYPE))
 
@@ -184,7 +184,7 @@ def test_rows_say_how_many_and_known_numbers_are_judged_whole(
         (constant, 100, (64, 150)),
         (constant + KNOWN, 100, (None, None)),
     ):
-        monkeypatch.setattr(sampling, "MAX_ELEMENTS", most)
+        monkeypatch.setattr(sampling, "MAX_UNSAMPLED_ELEMENTS", most)
         (case,) = load_text(text)
         found = judged_with(case, compute, dtype=DTYPE, weights=0.25)
         of_stages = [row for row in found.rows if row.comparison == "stage"]
@@ -213,9 +213,9 @@ PLAIN = draw("attention").inputs
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make several blocks of a few keys, and bound a few rows at a time."""
-    monkeypatch.setattr(oracle, "ELEMENTS_AT_A_TIME", 1)
+    monkeypatch.setattr(oracle, "MAX_BLOCK_ELEMENTS", 1)
     monkeypatch.setattr(oracle, "_MIN_KEYS", 3)
-    monkeypatch.setattr(bounds, "ELEMENTS_AT_A_TIME", 2 * H * LK * 2)
+    monkeypatch.setattr(bounds, "MAX_ELEMENTS_AT_A_TIME", 2 * H * LK * 2)
     monkeypatch.setattr(oracle, "MIN_ELEMENTS", 0)
 
 
@@ -227,21 +227,21 @@ def test_blocks_enclose_what_the_whole_encloses_and_their_bounds_are_no_wider(na
     problem = Problem("attention", problem.options | more, problem.inputs)
     given = problem.canonical()
     given.options.update({each: problem.options[each] for each in ("empty_rows",) if each in problem.options})
-    found, whole = exact_results_by_key_blocks(given, RESULTS), exact_stages(given)
-    assert found.exact.keys() == set(RESULTS)
+    found, whole = evaluate_by_key_blocks(given, RESULTS), enclose_exact_stages(given)
+    assert found.exact_stages.keys() == set(RESULTS)
     for stage in RESULTS if "empty_rows" not in more else ("output",):  # no convention says what the sum is there
-        own, other = found.exact[stage], whole[stage]
+        own, other = found.exact_stages[stage], whole[stage]
         with np.errstate(invalid="ignore"):
             apart = np.abs((own.high - other.high) + (own.low - other.low))
         same = np.isinf(own.high) & (own.high == other.high)
         # Whatever the order of sums, both enclose the same number; each low is itself rounded, by less than its radius.
         assert (same | (apart <= 2 * (own.radius + other.radius))).all()
     # What bounds need besides: the last logits and the weights, and what the last logits follow from.
-    assert found.inner.keys() == whole.keys() - {*RESULTS, "raw_scores", "rotated_query", "rotated_key"}
+    assert found.inner_stages.keys() == whole.keys() - {*RESULTS, "raw_scores", "rotated_query", "rotated_key"}
     places = whole[next(stage for stage in ("masked", "biased", "capped", "scores") if stage in whole)].high > -np.inf
-    for stage, array in found.inner.items():
+    for stage, array in found.inner_stages.items():
         np.testing.assert_allclose(array[places], whole[stage].high[places], rtol=2.0**-42, atol=1e-300)
-    assert (found.inner["weights"][~places] == whole["weights"].high[~places]).all()
+    assert (found.inner_stages["weights"][~places] == whole["weights"].high[~places]).all()
     model = "fused" if dtype == "float16" else "native"
     blocked, plain = problem.truth(dtype, returned=[*RESULTS]), problem.truth(dtype)
     assert (bool(blocked.stages.inner_stages), bool(plain.stages.inner_stages)) == (True, False)
@@ -275,14 +275,14 @@ def test_what_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     nan = PLAIN | {"value": np.where(np.arange(6)[:, np.newaxis] == 2, np.nan, PLAIN["value"])}
     with pytest.raises(OutsideDomain, match="value holds NaN"):
-        exact_results_by_key_blocks(Problem("attention", {}, nan), RESULTS)
+        evaluate_by_key_blocks(Problem("attention", {}, nan), RESULTS)
     for scale, least in ((1e17, 0), (1e300, 0), (1.0, 2 * H * LQ * LK)):
         monkeypatch.setattr(oracle, "MIN_ELEMENTS", least)  # small problems keep every stage
         problem = Problem("attention", {"scale": scale}, PLAIN)
         truth = problem.truth(returned=["output"])
         assert (bool(truth.stages.inner_stages), "weights" in truth.exact) == (False, True)
         if least == 0:  # logits that two numbers do not hold are worked out as ever
-            assert exact_results_by_key_blocks(problem, RESULTS) is None
+            assert evaluate_by_key_blocks(problem, RESULTS) is None
 
 
 NUMBERS = tables_beside(__file__)["equal scores"]

@@ -24,7 +24,7 @@ from attncheck.attention.walk import Walk
 from attncheck.backends import numpy_backend as reference
 from attncheck.diagnosis import examine, residuals
 from attncheck.diagnosis.case_evidence import Evidence
-from attncheck.diagnosis.decision import decide, evidence_of
+from attncheck.diagnosis.decision import collect_evidence, decide_diagnoses
 from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.diagnosis.wrong_result import FailingCase
 from attncheck.judging.judge_implementation import JudgedStages, KnownEmptyRows
@@ -428,7 +428,7 @@ def test_whoever_fails_a_case_first_changes_no_diagnosis_of_the_next(monkeypatch
         alone = diagnosed({}, BIASED, compute)
         for one, other in zip(found.findings.matches, alone.findings.matches, strict=True):
             assert (one.name, one.description) == (other.name, other.description)
-        assert (found.findings.refuted, found.judgements) == (alone.findings.refuted, alone.judgements)
+        assert (found.findings.refuted_names, found.judgements) == (alone.findings.refuted_names, alone.judgements)
     assert 0 < again < len(evaluated) / 2, "what is tried whatever was returned is worked out once"
 
 
@@ -497,7 +497,7 @@ def test_a_cap_behind_the_bias_is_no_refutation_of_itself(bias: Array) -> None:
     weights = reference.softmax(masked := np.where(MASK, biased, -np.inf))["weights"]
     returned = {"biased": biased, "masked": masked, "weights": weights, "output": weights @ VALUE}
     found = capped("attention", MASKED | {"bias": bias}, {"capped": CAP * np.tanh(scores / CAP)} | returned)
-    assert "softcap-after-biased" not in found.findings.refuted
+    assert "softcap-after-biased" not in found.findings.refuted_names
     if np.isfinite(bias).all():
         assert names(found) == {"softcap-after-biased"}
     # Read so, another reading may be looked for beside it.
@@ -514,8 +514,8 @@ def test_gradients_of_uniform_rows_under_a_softcap_have_two_possible_causes_and_
         found = capped("attention_gradients", inputs, dict(returned))
         assert names(found) == possible
         if len(possible) > 1:
-            evidence = evidence_of(found.findings, next(iter(failing(found))), "attention_gradients")
-            assert decide({"case": evidence})["case"].match is None
+            evidence = collect_evidence(found.findings, next(iter(failing(found))), "attention_gradients")
+            assert decide_diagnoses({"case": evidence})["case"].match is None
             message = next(each.message for each in found.judgements if each.verdict is SEMANTIC)
             assert message.endswith("this case does not tell them apart)")
 
@@ -532,4 +532,4 @@ def test_a_reading_is_recognised_in_a_case_whose_rows_without_a_key_are_uniform(
     )
     unscaled = find_truth(problem.with_options(scale=1.0)).exact["output"].high.astype(np.float32)
     case = FailingCase(problem, "float32", {"output": unscaled}, {}, "native")
-    assert [reading.name for reading in case.explaining_readings({"scale-one": None})] == ["scale-one"]
+    assert [reading.name for reading in case.find_explaining_readings({"scale-one": None})] == ["scale-one"]

@@ -39,7 +39,7 @@ from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on_b
 from attncheck.judging.judge_implementation import mark_faulty_stages
 from attncheck.judging.truth import find_truth
 from attncheck.planning.plan import Plan
-from attncheck.reading.inputs import problem_from_case
+from attncheck.reading.inputs import make_problem_of_case
 from attncheck.reading.problem import Problem
 from attncheck.spec import OPERATIONS
 
@@ -162,7 +162,7 @@ def test_it_is_what_the_call_says(name: str, plan: Plan) -> None:
     for unit in plan.units[:: 5 if name == "usual" else 23]:
         case = plan.case(unit)
         found = unsupported_before_call(implementation, case, unit.dtype)
-        problem = problem_from_case(case, plan.inputs(unit)).as_call()
+        problem = make_problem_of_case(case, plan.inputs(unit)).as_call()
         outcome = evaluate_on_backend(backend, problem)  # type: ignore[arg-type] # it has those functions that the target has
         assert isinstance(outcome, Failure)
         if found is not None:

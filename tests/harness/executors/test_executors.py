@@ -31,7 +31,7 @@ from attncheck.executors.local import JudgingProcesses, WaitingOutcomes
 from attncheck.judging.units import Judge, UnitResult
 from attncheck.planning.plan import Unit
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import RoundedInputs, make_inputs, problem_from_case
+from attncheck.reading.inputs import RoundedInputs, make_inputs, make_problem_of_case
 from attncheck.reading.selection import select_cases
 from attncheck.results.reader import read_arrays, read_run
 from attncheck.run import Settings, run_cases
@@ -114,7 +114,7 @@ def questions() -> list[Asked]:
                 case,
                 case.dtypes[0],
                 inputs,
-                {"numpy.eager": evaluate_on_backend(numpy_backend, problem_from_case(case, inputs).as_call())},
+                {"numpy.eager": evaluate_on_backend(numpy_backend, make_problem_of_case(case, inputs).as_call())},
             )
         )
     return found

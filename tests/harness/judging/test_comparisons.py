@@ -260,10 +260,10 @@ def test_what_no_precision_settles_what_is_too_large_and_what_nobody_returned(mo
     monkeypatch.setattr(module, "MAX_SCORES_OF_ALL_ROWS", 8)
     outside = "attention_gradients has 9 scores; at most 8 are judged where every row counts"
     assert (problem.truth().exact, problem.truth().no_answer_reason) == ({}, outside)
-    monkeypatch.setattr(module, "exact_stages", exhausted)
+    monkeypatch.setattr(module, "enclose_exact_stages", exhausted)
     truth = Problem("softmax", {}, {"scores": np.ones((1, 1, 1, 2))}).truth()
     assert (truth.exact, truth.no_answer_reason) == ({}, "softmax: weights not settled")
-    monkeypatch.setattr(module, "exact_stages", pytest.fail)
+    monkeypatch.setattr(module, "enclose_exact_stages", pytest.fail)
     truth = problem.truth(returned=())
     assert (truth.exact, truth.bounds.bounds_by_stage("native")) == ({}, {})
 

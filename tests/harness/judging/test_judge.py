@@ -30,7 +30,7 @@ from attncheck.judging.judge_stages import (
 )
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import RoundedInputs, problem_from_case
+from attncheck.reading.inputs import RoundedInputs, make_problem_of_case
 from attncheck.results.format import Row
 from attncheck.spec.verdicts import Verdict
 
@@ -57,7 +57,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def truth(case: Case, dtype: str, compute: Compute) -> Truth:
     inputs, _ = compute(case, dtype)
-    return find_truth(problem_from_case(case, inputs))
+    return find_truth(make_problem_of_case(case, inputs))
 
 
 @pytest.fixture

@@ -302,7 +302,7 @@ def test_of_nan_behind_a_fill_or_beside_a_sink_alone_nothing_is_said(options: Op
         gradients = Problem("attention_gradients", {}, inputs | {"grad_output": NORMAL((1, 1, 3, 2))})
         exact |= gradients.truth(supports_statistics=False).exact
     for stage in {"log_sum_exp", "output", "grad_query"} & exact.keys():
-        rows = exact[stage].mapped(lambda array: array.reshape(3, -1))
+        rows = exact[stage].map_arrays(lambda array: array.reshape(3, -1))
         assert np.isfinite(rows.radius).all(axis=-1).tolist() == [True, True, False], stage
         assert stage == "grad_query" or np.isnan(rows.high[1]).all(), stage
 

@@ -19,7 +19,7 @@ from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Window
 from attncheck.diagnosis.case_evidence import Match
 from attncheck.diagnosis.decision import Decision
-from attncheck.diagnosis.readings import CATALOGUE
+from attncheck.diagnosis.readings import READING_CATALOGUE
 from attncheck.execution.operations import run_operation
 from attncheck.execution.worker import Computed, Outcome, evaluate_on_backend
 from attncheck.mutation.catalogue import (
@@ -40,7 +40,7 @@ from attncheck.mutation.kernel import Array, Kernel, bfloat16, tf32, truncated_b
 from attncheck.mutation.mutant import WIDE_DTYPES, Control, StepsPerCall, Variant, subjects_of_module
 from attncheck.mutation.narrow import block_product, product_in_two_parts, rounded_product
 from attncheck.mutation.unit import count_case_scores, run_reference
-from attncheck.reading.inputs import make_inputs, problem_from_case
+from attncheck.reading.inputs import make_inputs, make_problem_of_case
 from attncheck.reading.problem import Problem
 from attncheck.reading.selection import select_cases
 from attncheck.spec import OPERATIONS, OptionSpec
@@ -63,7 +63,7 @@ def test_names_are_unique_and_can_be_written_in_an_identifier_and_diagnoses_are_
     assert variant_named("reference") == SUBJECTS["reference"].backend
     with pytest.raises(KeyError):
         variant_named("no_such_fault")
-    names = {reading.name for readings in CATALOGUE.values() for reading in readings}
+    names = {reading.name for readings in READING_CATALOGUE.values() for reading in readings}
     assert {name for mutant in MUTANTS for name in mutant.diagnosis} <= names
 
 
@@ -165,7 +165,7 @@ def tasks() -> dict[str, Problem]:
         if is_wanted and count_case_scores(case) <= _SMALL:
             seen.add(given)
             counts[case.operation] += 1
-            found[case.id] = problem_from_case(case, make_inputs(case, "float64")).as_call()
+            found[case.id] = make_problem_of_case(case, make_inputs(case, "float64")).as_call()
     return found
 
 
