@@ -108,7 +108,7 @@ def draw_problem(draw: PooledDraw, number: int) -> DrawnProblem:
     return DrawnProblem(
         *(found.operation, found.options, drawing.inputs, found.dtype),
         supports_statistics=found.supports_statistics and drawing.is_generic,
-        regime=found.drawing_regime,
+        drawing_regime=found.drawing_regime,
         id=identity,
         asked=names,
         scores=scores,
