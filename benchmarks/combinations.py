@@ -132,7 +132,7 @@ class Call:
     def stages_with(self, **changes: Any) -> Stages:
         """Return all stages of the call with other inputs or options, not yet narrowed; None leaves one out."""
         own = self.problem
-        names = {*own.options, *changes} - own.specs.keys()
+        names = {*own.options, *changes} - own.input_specs.keys()
         changed = {**own.options, **own.inputs, **changes}
         given = {name: value for name, value in changed.items() if value is not None}
         options = {name: value for name, value in given.items() if name in names}

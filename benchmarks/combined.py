@@ -32,7 +32,7 @@ from attncheck.execution.worker import Computed
 from attncheck.judging.judge_stages import judge_stages
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import RoundedInputs, convert_inputs, make_exact_inputs, problem_from_case
+from attncheck.reading.inputs import RoundedInputs, convert_inputs, make_exact_inputs, make_problem_of_case
 from attncheck.reading.problem import Problem
 from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import count_scores
@@ -88,7 +88,9 @@ def units(patterns: Sequence[str]) -> Iterator[tuple[Case, str, RoundedInputs, C
         exact = make_exact_inputs(case)
         for dtype in case.dtypes:
             inputs = convert_inputs(case, exact, dtype)
-            problem = problem_from_case(case, replace(inputs, arrays=apply_layout(inputs.arrays, case.memory_layout)))
+            problem = make_problem_of_case(
+                case, replace(inputs, arrays=apply_layout(inputs.arrays, case.memory_layout))
+            )
             unknown = _OF_BLOCKS | ({"key_scale", "value_scale"} if case.operation == "paged_attention" else set())
             is_known = unknown.isdisjoint({*case.options, *case.inputs})
             if is_known and count_scores(case.operation, case.options, inputs.arrays) <= _MAX_SCORES:
@@ -109,7 +111,7 @@ def count(patterns: Sequence[str]) -> tuple[Counts, Counts]:
             if is_twice or fault.operation != case.operation or not fault.where.holds(call):
                 continue
             if name in fresh:
-                problem = problem_from_case(case, inputs).as_call()
+                problem = make_problem_of_case(case, inputs).as_call()
                 judge.note(faults, name, fresh[name].computed(problem, dtype), call, FUSED)
             else:
                 judge.note(faults, name, Computed(fault.wrong(call)), call, FUSED)
@@ -147,7 +149,7 @@ class Judge:
 
     def is_red(self, stages: Stages, rounding_model: str) -> bool:
         """Return whether a result is wrong."""
-        truth = self.truth.for_returned(stages)
+        truth = self.truth.for_returned_dtypes(stages)
         judged = judge_stages(truth, stages, self.case.stage_shapes, rounding_model)
         return any(each.verdict.exit_code for each in judged)
 

@@ -23,11 +23,11 @@ import numpy as np
 from measuring import on_one_thread, table
 from numpy.typing import NDArray
 
-from attncheck.attention.bounds import accumulated_bounds, introduced_bounds
-from attncheck.attention.oracle import exact_from_returned, exact_stages
+from attncheck.attention.bounds import bound_accumulated_errors, bound_introduced_errors
+from attncheck.attention.oracle import enclose_exact_stages, evaluate_from_returned_stages
 from attncheck.attention.problem import Computation, OutsideDomain
 from attncheck.backends import EAGER, numpy_backend
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs, problem_from_case
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs, make_problem_of_case
 from attncheck.reading.problem import Problem
 from attncheck.reading.selection import select_cases
 from attncheck.spec.classes import rounding_model_named
@@ -93,16 +93,19 @@ def _every_stage(inputs: Arrays) -> Arrays:
 def bounds_cost(repetitions: int) -> list[str]:
     """Compare B and sigma with a plain evaluation."""
     inputs = _random_inputs(_LARGE)
-    exact = {name: enclosure.high for name, enclosure in exact_stages(Problem("attention", {}, inputs)).items()}
+    exact = {name: enclosure.high for name, enclosure in enclose_exact_stages(Problem("attention", {}, inputs)).items()}
     returned = _every_stage(inputs)
-    rounding, problem = rounding_model_named("native", "float64"), Computation.of(Problem("attention", {}, inputs))
+    rounding, problem = (
+        rounding_model_named("native", "float64"),
+        Computation.from_problem(Problem("attention", {}, inputs)),
+    )
 
     def accumulated(stages: Sequence[str] | None) -> Call:
-        return lambda: accumulated_bounds(Problem("attention", {}, inputs), rounding, exact, stages)
+        return lambda: bound_accumulated_errors(Problem("attention", {}, inputs), rounding, exact, stages)
 
     def introduced() -> None:
         for stage in returned:
-            introduced_bounds(problem, rounding, returned, {stage: exact[stage]})
+            bound_introduced_errors(problem, rounding, returned, {stage: exact[stage]})
 
     calls: dict[str, Call] = {
         "plain": lambda: plain_attention(**inputs),
@@ -140,12 +143,12 @@ def oracle_cost(repetitions: int) -> list[str]:
 
 
 def _oracle_calls(inputs: Arrays) -> dict[str, Call]:
-    returned, problem = _every_stage(inputs), Computation.of(Problem("attention", {}, inputs))
+    returned, problem = _every_stage(inputs), Computation.from_problem(Problem("attention", {}, inputs))
     return {
         "plain": lambda: plain_attention(**inputs),
-        "output": lambda: exact_stages(Problem("attention", {}, inputs), ("output",)),
-        "every": lambda: exact_stages(Problem("attention", {}, inputs)),
-        "steps": lambda: [exact_from_returned(problem, returned, [stage]) for stage in returned],
+        "output": lambda: enclose_exact_stages(Problem("attention", {}, inputs), ("output",)),
+        "every": lambda: enclose_exact_stages(Problem("attention", {}, inputs)),
+        "steps": lambda: [evaluate_from_returned_stages(problem, returned, [stage]) for stage in returned],
     }
 
 
@@ -155,7 +158,7 @@ def corpus_cost(repetitions: int, patterns: Sequence[str]) -> list[str]:
     for case in select_cases(patterns).cases:
         exact_inputs = make_exact_inputs(case)
         for dtype in case.dtypes:
-            plain = problem_from_case(case, convert_inputs(case, exact_inputs, dtype)).without_layout().canonical()
+            plain = make_problem_of_case(case, convert_inputs(case, exact_inputs, dtype)).without_layout().canonical()
             try:
                 times = _case_times(plain, dtype, repetitions)
             except OutsideDomain:
@@ -173,12 +176,12 @@ def _case_times(problem: Problem, dtype: str, repetitions: int) -> dict[str, Tim
     def anew() -> Problem:  # a problem keeps what was made of it
         return Problem(problem.operation, problem.options, problem.inputs)
 
-    exact = {name: enclosure.high for name, enclosure in exact_stages(anew()).items()}
+    exact = {name: enclosure.high for name, enclosure in enclose_exact_stages(anew()).items()}
     rounding = rounding_model_named(EAGER[dtype], dtype)
     return measure(
         {
-            "oracle": lambda: exact_stages(anew()),
-            "bounds": lambda: accumulated_bounds(anew(), rounding, exact),
+            "oracle": lambda: enclose_exact_stages(anew()),
+            "bounds": lambda: bound_accumulated_errors(anew(), rounding, exact),
         },
         repetitions,
     )

@@ -35,7 +35,7 @@ from attncheck.backends import BACKENDS
 from attncheck.common.errors import ResultsError
 from attncheck.execution.user_call import wrap_target
 from attncheck.execution.worker import evaluate_on_backend
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs, problem_from_case
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs, make_problem_of_case
 from attncheck.reading.selection import select_cases
 from attncheck.results.reader import read_run
 
@@ -87,7 +87,7 @@ def places(patterns: Sequence[str]) -> list[Place]:
                 return lambda *given, **options: calls.append(faulty_attention.fingerprint(name, given, options))
 
             target = SimpleNamespace(**{name: recorder(name) for name in faulty_attention.FUNCTIONS})
-            problem = problem_from_case(case, convert_inputs(case, exact, dtype)).as_call()
+            problem = make_problem_of_case(case, convert_inputs(case, exact, dtype)).as_call()
             evaluate_on_backend(wrap_target(target, "", BACKENDS["numpy"]), problem)  # type: ignore[arg-type] # as OwnEntry has it
             if len(calls) == 1 and problem.inputs and all(array.size for array in problem.inputs.values()):
                 found.append(Place(case.id, dtype, case.operation if not problem.memory_layout else "", calls[0]))

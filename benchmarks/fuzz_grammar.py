@@ -116,13 +116,13 @@ def _case(draw: Random, operation: str, sizes: dict[str, int], number: int, gene
     specs = input_specs(operation, score)
     inputs: dict[str, Any] = {}
     for name, spec in specs.items():
-        if spec.required or draw.random() < 0.15 or (spec.needs in inputs and draw.random() < 0.9):
+        if spec.required or draw.random() < 0.15 or (spec.required_input in inputs and draw.random() < 0.9):
             shape = _shape(draw, sizes, spec.axes)
-            inputs[name] = _mask(draw, shape, generator) if spec.boolean else _array(draw, shape, 2, generator)
-            if spec.whole and name.startswith("cu_seqlens"):
+            inputs[name] = _mask(draw, shape, generator) if spec.is_boolean else _array(draw, shape, 2, generator)
+            if spec.is_count and name.startswith("cu_seqlens"):
                 count = min(9, shape[0])  # a length of 2^31 is what a case file may say, and no list to be written out
-                inputs[name] = {"values": sorted(draw.choice((0, 0, sizes[spec.at_most])) for _ in range(count))}
-            elif spec.whole:
+                inputs[name] = {"values": sorted(draw.choice((0, 0, sizes[spec.max_value_axis])) for _ in range(count))}
+            elif spec.is_count:
                 inputs[name] = {
                     "values": [draw.choice((0, 1) * 9 + (2, 2.0, -1, 10**20, True)) for _ in range(min(9, sizes["B"]))]
                 }
@@ -168,7 +168,7 @@ def _options(draw: Random, operation: str, sizes: dict[str, int]) -> dict[str, A
     if not computed_stages(operation, {}, [name for name, spec in own.inputs.items() if spec.required]):
         needed |= {"is_causal"}
     chance = {name: 0.15 if name in own.options else 0.004 for name in possible}
-    seldom = {*HEADS, *CONVENTIONS, *(name for name, spec in OPTIONS.items() if spec.for_reading)}
+    seldom = {*HEADS, *CONVENTIONS, *(name for name, spec in OPTIONS.items() if spec.only_in_files)}
     chance |= dict.fromkeys(seldom & own.options & possible.keys(), 0.04)
     return {name: value for name, value in possible.items() if name in needed or draw.random() < chance[name]}
 
@@ -182,7 +182,7 @@ def _option(draw: Random, spec: OptionSpec, sizes: dict[str, int]) -> Any:
     if spec.type is float:
         return (
             draw.choice((1, 0.5, 30) * 3 + (1e308, 10**300, 0, float("inf")))
-            if spec.positive
+            if spec.must_be_positive
             else draw.choice(_NUMBERS)
         )
     if spec.type == Window:

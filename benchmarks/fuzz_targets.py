@@ -22,9 +22,9 @@ import numpy as np
 
 from attncheck.common.errors import AttncheckError, CaseError, Diagnostic, UsageError
 from attncheck.reading import array_kinds as kinds
-from attncheck.reading.case import Case, case_record
+from attncheck.reading.case import Case, make_case_record
 from attncheck.reading.expected_failures import load_expected_failures
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs, problem_from_case
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs, make_problem_of_case
 from attncheck.reading.loader import load_case_file, load_tags
 from attncheck.reading.model import TagEntry
 from attncheck.reading.selection import select_cases
@@ -102,14 +102,14 @@ def _refused(faults: Sequence[Diagnostic], names: tuple[str, ...] = ("case.yaml"
 
 def _use(case: Case, tags: dict[str, TagEntry]) -> None:
     """Write a case's record, and where it is small make its inputs in each dtype and the call that is made of them."""
-    json.dumps(case_record(case, tags), ensure_ascii=False)
+    json.dumps(make_case_record(case, tags), ensure_ascii=False)
     if sum(map(_size, [*case.arrays.values(), *case.inputs.values()])) > _SMALL:
         return
     made = make_exact_inputs(case)
     shapes = {name: exact.array.shape for name, exact in made.items()}
     assert shapes == dict(case.input_shapes), f"made {shapes}, declared {case.input_shapes}"
     for dtype in case.dtypes:
-        problem = problem_from_case(case, convert_inputs(case, made, dtype))
+        problem = make_problem_of_case(case, convert_inputs(case, made, dtype))
         problem.as_call()
         plain = problem.without_layout().canonical()
         if "mask" in plain.inputs and (scores := case.stage_shapes.get("masked")):
@@ -127,7 +127,7 @@ def _size(source: kinds.Array) -> int:
             own = int(np.prod([max(1, length) for length in source.shape], dtype=object)) * _MOST_OF_BATCH
         case _:
             own = 1
-    return max(own, len(source.rows or ())) + sum(_size(part) for _, part in kinds.parts_with_paths(source))
+    return max(own, len(source.rows or ())) + sum(_size(part) for _, part in kinds.array_parts_with_paths(source))
 
 
 def _make_expected_failures(folder: Path, draw: Random) -> None:
@@ -138,8 +138,8 @@ def _make_expected_failures(folder: Path, draw: Random) -> None:
 def _take_expected_failures(folder: Path) -> str:
     try:
         for expected in load_expected_failures([folder / "known.yaml"]):
-            expected.concerns("torch.sdpa", "attention/" + "a" * 300, "float32")
-            expected.excuses("output", "numeric", 2.0)
+            expected.applies_to_evaluation("torch.sdpa", "attention/" + "a" * 300, "float32")
+            expected.excuses_error("output", "numeric", 2.0)
     except CaseError as error:
         return _refused(error.faults, (str(folder / "known.yaml"),))
     return ACCEPTED

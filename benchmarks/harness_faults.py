@@ -185,8 +185,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "tier_statistical_passes",
         "harness/judging/compare.py",
-        "return self in (Tier.STATISTICAL, Tier.PROVEN)",
-        "return self is Tier.PROVEN",
+        "return self in (ErrorTier.STATISTICAL, ErrorTier.PROVEN)",
+        "return self is ErrorTier.PROVEN",
         "the statistical tier fails nothing",
         "harness/judging/test_comparisons.py harness/judging/test_judge.py",
     ),
@@ -233,7 +233,7 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "stage_nan_swallowed",
         "harness/judging/stage_bounds.py",
-        "            odd |= self.prescribed & ~(",
+        "            odd |= self.nonfinite_exact_elements & ~(",
         "            odd |= False & ~(",
         "a finite number passes where NaN is the exact answer",
         "harness/judging/test_undefined.py harness/judging/test_judge.py",
@@ -265,7 +265,7 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "xfail_size_not_said",
         "harness/judging/xfail.py",
-        "    if not concerning or any(entry.excuses(stage, verdict, ratio) for entry in concerning):",
+        "    if not concerning or any(entry.excuses_error(stage, verdict, ratio) for entry in concerning):",
         "    if concerning or not concerning:",
         "a failure beyond the recorded size does not say so",
         "harness/judging/test_xfail.py",
@@ -273,15 +273,15 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "xpass_of_what_need_not_happen",
         "harness/judging/xfail.py",
-        "if number not in self.happened and self.expected_failures[number].must_still_happen",
-        "if number not in self.happened",
+        "if number not in self.confirmed_entries and self.expected_failures[number].must_still_happen",
+        "if number not in self.confirmed_entries",
         "an entry that may happen fails a run in which it does not",
         "harness/judging/test_xfail.py",
     ),
     _fault(
         "special_open_log_sum_exp",
         "harness/judging/undefined.py",
-        "return nan_rows, empty & (nan_rows | (self.convention != DEFAULT_EMPTY_ROWS))",
+        "return nan_rows, empty & (nan_rows | (self.empty_rows_convention != DEFAULT_EMPTY_ROWS))",
         "return nan_rows, empty & nan_rows",
         "log_sum_exp of a row without a key is judged under every convention",
         "harness/judging/test_undefined.py",
@@ -330,8 +330,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "fill_not_folded",
         "harness/attention/logits.py",
-        "    filled = before.where(kept, problem.magnitude_if_absolute(problem.fill))\n",
-        "    filled = before.where(kept, problem.magnitude_if_absolute(2 * problem.fill))\n",
+        "    filled = before.select_where(kept, problem.magnitude_if_absolute(problem.mask_fill))\n",
+        "    filled = before.select_where(kept, problem.magnitude_if_absolute(2 * problem.mask_fill))\n",
         "a mask's fill is another number in the exact scores",
         "harness/attention/test_bounds.py",
     ),

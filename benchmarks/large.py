@@ -76,10 +76,10 @@ def one_round(case: Case, inputs: RoundedInputs, kernel: Callable[[], NDArray[An
     """Time the kernel, what is true, how far off it may be, and all of judging."""
     kernel_seconds, output = timed(kernel)
     oracle, truth = timed(lambda: truth_of_case(case, inputs, _RETURNED))
-    bounds, _ = timed(lambda: truth.bounds.of(_CLASS))
+    bounds, _ = timed(lambda: truth.bounds.bounds_by_stage(_CLASS))
     outcomes, classes = {"torch.sdpa": Computed({"output": output})}, {"torch.sdpa": _CLASS}
     judging, judged = timed(lambda: judge_case(case, _DTYPE, inputs, outcomes, classes))
-    if judged.disagrees:
+    if judged.has_disagreement:
         sys.exit(f"the kernel is judged to be wrong: {judged.rows}")
     return Round(kernel_seconds, oracle, bounds, judging)
 
@@ -112,7 +112,7 @@ def times_table(rounds: Sequence[Round]) -> list[str]:
 def limits_table(case: Case, inputs: RoundedInputs) -> list[str]:
     """Say what takes the time of oracle and bounds."""
     profile = cProfile.Profile()
-    profile.runcall(lambda: truth_of_case(case, inputs, _RETURNED).bounds.of(_CLASS))
+    profile.runcall(lambda: truth_of_case(case, inputs, _RETURNED).bounds.bounds_by_stage(_CLASS))
     entries = pstats.Stats(profile).stats  # type: ignore[attr-defined] # it is there, and without types
     total = sum(own for _, _, own, _, _ in entries.values())
     largest = sorted(entries.items(), key=lambda entry: -entry[1][2])[:8]
@@ -146,7 +146,7 @@ def memory_above(what: str) -> dict[str, int]:
                 case, _DTYPE, inputs, {"torch.sdpa": Computed({"output": output})}, {"torch.sdpa": _CLASS}
             )
         truth: Truth = truth_of_case(case, inputs, _RETURNED)
-        return truth.bounds.of(_CLASS)
+        return truth.bounds.bounds_by_stage(_CLASS)
 
     process, done, seen = psutil.Process(), threading.Event(), [0]
     before = process.memory_info().rss

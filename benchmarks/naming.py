@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from attncheck.common.store import Store
 from attncheck.common.wording import CONVENTIONS_SEPARATOR, count_noun
 from attncheck.diagnosis.case_evidence import Evidence
-from attncheck.diagnosis.decision import DIAGNOSABLE, NAME_SEPARATOR, decide, evidence_of
+from attncheck.diagnosis.decision import DIAGNOSABLE_VERDICTS, NAME_SEPARATOR, collect_evidence, decide_diagnoses
 from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.diagnosis.run import diagnose_rows
 from attncheck.execution.implementations import Implementation, UserImplementation
@@ -41,7 +41,7 @@ from attncheck.judging.truth import truth_of_case
 from attncheck.judging.units import Evaluation, Judge
 from attncheck.mutation.judgement import diagnosis_names
 from attncheck.planning.plan import Plan
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs, problem_from_case
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs, make_problem_of_case
 from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import count_scores
 from attncheck.results.format import Row
@@ -334,7 +334,7 @@ def evidence(patterns: Sequence[str]) -> dict[tuple[str, ...], dict[Any, Evidenc
             inputs = convert_inputs(case, exact, dtype)
             if not 0 < count_scores(case.operation, case.options, inputs.arrays) <= MAX_SCORES:
                 continue
-            call = problem_from_case(case, inputs).as_call()
+            call = make_problem_of_case(case, inputs).as_call()
             given = {**call.inputs, **call.options}
             if "empty_rows" in given or TAKEN.lacking(given):
                 continue
@@ -343,8 +343,8 @@ def evidence(patterns: Sequence[str]) -> dict[tuple[str, ...], dict[Any, Evidenc
                 with np.errstate(all="ignore"):
                     stages = {"output": attention(*faults)(**given)}
                 judged = judge_and_diagnose(truth, stages, case.stage_shapes, "native")
-                if judged.judgements[0].verdict in DIAGNOSABLE:
-                    cases[case.id, dtype] = evidence_of(judged.findings, "output", case.operation)
+                if judged.judgements[0].verdict in DIAGNOSABLE_VERDICTS:
+                    cases[case.id, dtype] = collect_evidence(judged.findings, "output", case.operation)
     return found
 
 
@@ -380,7 +380,7 @@ def _named_by_a_run(faults: Sequence[str], plan: Plan, judge: Judge) -> Counter[
     returned: dict[Evaluation, Computed] = {}
     for unit in plan:
         case, inputs = plan.case(unit), plan.inputs(unit)
-        call = problem_from_case(case, inputs).as_call()
+        call = make_problem_of_case(case, inputs).as_call()
         unasked = missing_conventions(TAKEN, call.options)
         given = {name: value for name, value in {**call.inputs, **call.options}.items() if name not in unasked}
         small = 0 < count_scores(case.operation, case.options, inputs.arrays) <= MAX_SCORES
@@ -388,7 +388,7 @@ def _named_by_a_run(faults: Sequence[str], plan: Plan, judge: Judge) -> Counter[
             continue
         with np.errstate(all="ignore"):
             computed = Computed({"output": kernel(**given)}, not_asked=unasked)
-        result = judge.judge(case, unit.dtype, inputs, {item.name: computed})
+        result = judge.judge_unit(case, unit.dtype, inputs, {item.name: computed})
         rows += [row for row in result.rows if row.verdict.exit_code]
         returned[item.name, case.id, unit.dtype] = computed
     found = diagnose_rows(rows, plan, judge, returned.get)
@@ -448,7 +448,7 @@ def main(patterns: Sequence[str]) -> int:
         return together()
     counts: dict[int, Counter[str]] = defaultdict(Counter)
     for faults, cases in evidence(patterns or PATTERNS).items():
-        names = diagnosis_names(decide(cases).values())
+        names = diagnosis_names(decide_diagnoses(cases).values())
         outcome = outcome_of(faults, cases, names)
         counts[len(faults)][outcome] += 1
         print(f"{outcome:10} {' and '.join(faults):48} {len(cases):4} failing cases: {', '.join(names) or '-'}")

@@ -74,7 +74,7 @@ class DrawnProblem(Problem):
         """The shape of every stage that may be returned."""
         of_inputs = input_of_optional_gradients(self.operation).items()
         own = {stage: self.inputs[name].shape for stage, name in of_inputs if name in self.inputs}
-        return stage_shapes(self.operation, self.lengths) | own
+        return stage_shapes(self.operation, self.axis_lengths) | own
 
     def fits(self, dtype: str) -> bool:
         """Return whether the problem stays within the range of a dtype."""
@@ -86,7 +86,7 @@ class DrawnProblem(Problem):
 
     def stored(self, dtype: str) -> Mapping[str, Array]:
         """Round the inputs once to a dtype."""
-        return round_to_stored(self.inputs, self.specs, self.options, dtype)
+        return round_to_stored(self.inputs, self.input_specs, self.options, dtype)
 
 
 def draw_problem(draw: PooledDraw, number: int) -> DrawnProblem:
@@ -103,14 +103,14 @@ def draw_problem(draw: PooledDraw, number: int) -> DrawnProblem:
         if word not in {form.partition(" ")[0] for form in drawing.mask_and_bias_forms}
     ]
     names = " + ".join(sorted([*words, *drawing.mask_and_bias_forms])) or "nothing"
-    lengths = found.lengths
+    lengths = found.axis_lengths
     scores = tuple(lengths.get(letter, lengths.get("N", 1)) for letter in ("B", "H", "Lq", "T"))
     place = f"{format_shape(scores)}/{draw.seed}-{number}"
-    identity = f"soundness/{found.operation}/{found.regime}/{names}/{place}".replace(" ", "-")
+    identity = f"soundness/{found.operation}/{found.drawing_regime}/{names}/{place}".replace(" ", "-")
     return DrawnProblem(
         *(found.operation, found.options, drawing.inputs, found.dtype),
         supports_statistics=found.supports_statistics and drawing.has_noise_like_errors,
-        regime=found.regime,
+        drawing_regime=found.drawing_regime,
         id=identity,
         asked=names,
         scores=scores,
@@ -119,7 +119,7 @@ def draw_problem(draw: PooledDraw, number: int) -> DrawnProblem:
 
 def draw_dimensions(own: Operation, axes: frozenset[str], random: Random, seed: int, shapes: int) -> Dimensions:
     """Draw the shape of a problem of an operation, whose inputs have these axes, from the first shapes of a seed."""
-    if own.name in OPERATIONS_PER_HEAD and not own.has_gradients and random.rand() < _LARGE_SHARE:
+    if own.name in OPERATIONS_PER_HEAD and not own.computes_gradients and random.rand() < _LARGE_SHARE:
         return _LARGE[random.randint(len(_LARGE))]
     if own.has_projections and random.rand() < _DECODING_SHARE:
         return _DECODING

@@ -17,8 +17,8 @@ from attncheck.execution.worker import Failure, Outcome
 from attncheck.judging.compare import MeasuredErrors
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import Truth, find_truth
-from attncheck.judging.units import known_empty_rows
-from attncheck.judging.xfail import find_excuse
+from attncheck.judging.units import find_known_empty_rows
+from attncheck.judging.xfail import find_excusing_failure
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.problem import Problem
 from attncheck.searching.concrete import operation_and_score
@@ -103,7 +103,7 @@ class Judge:
             return row
         place = (row.implementation, problem, row.dtype, row.stage, row.verdict)
         ratio = max(row.ratio, row.step_ratio) if row.tier or row.step_tier else math.inf
-        found = find_excuse(self.expected_failures, *place, ratio=ratio, empty_rows=row.empty_rows)
+        found = find_excusing_failure(self.expected_failures, *place, ratio=ratio, empty_rows=row.empty_rows)
         return row if found is None else replace(row, xfail=True, reason=found.entry.reason)
 
 
@@ -123,7 +123,7 @@ def _rows(
         "implementation": implementation.name,
         "rounding_model": rounding_model,
         "operation": operation_and_score(drawn),
-        "regime": drawn.regime,
+        "regime": drawn.drawing_regime,
         "asked": drawn.asked,
         "supports_statistics": drawn.supports_statistics,
         "scores": "x".join(map(str, drawn.scores)),
@@ -132,11 +132,14 @@ def _rows(
     }
     if isinstance(outcome, Failure):
         return [Row(**common, stage="", verdict=outcome.verdict, message=outcome.message)]
-    own = known_empty_rows(implementation, expected_failures, drawn.id, unit.dtype)
-    own = replace(own, is_asked=not outcome.not_asked)
+    own = find_known_empty_rows(implementation, expected_failures, drawn.id, unit.dtype)
+    own = replace(own, accepts_convention_option=not outcome.not_asked)
     judged = judge_and_diagnose(truth, outcome.stages, drawn.stage_shapes, rounding_model, own)
     rows = [Row(**common, **_stage_fields(judgement)) for judgement in judged.judgements]
-    return [replace(row, xfail=True, reason=judged.reason) if row.stage in judged.excused else row for row in rows]
+    return [
+        replace(row, xfail=True, reason=judged.excuse_reason) if row.stage in judged.excused_stages else row
+        for row in rows
+    ]
 
 
 def _head_width(drawn: DrawnProblem) -> int:

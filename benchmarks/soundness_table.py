@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from attncheck.common.wording import format_element
-from attncheck.judging.compare import MIN_CAUSES, MIN_FOR_MEAN
+from attncheck.judging.compare import MIN_ELEMENTS_FOR_MEAN, MIN_INDEPENDENT_CAUSES
 from attncheck.spec.verdicts import Verdict
 
 _TIERS = ("proven", "statistical", "warning")
@@ -28,7 +28,8 @@ LEGEND = f"""\
 - err/B: the largest error of a tensor over the largest that its class allows; median, 99th percentile and maximum are
   over tensors. Above 1 is impossible for the class: proven.
 - z, rms: the largest, and the root mean square, of error over statistical scale in a tensor; rms over tensors of at
-  least {MIN_FOR_MEAN} elements and {MIN_CAUSES} rows and columns. They count where the inputs support statistics;
+  least {MIN_ELEMENTS_FOR_MEAN} elements and {MIN_INDEPENDENT_CAUSES} rows and columns. They count where the inputs \
+support statistics;
   *structured* is the largest z elsewhere, where no test rests on it.
 - proven, statistical: failures, NaN, shape, dtype and undeclared conventions among the proven; warning:
   warnings. Counted in tensors.
@@ -69,7 +70,9 @@ def alarms(rows: pd.DataFrame) -> pd.DataFrame:
 
 def tightness(rows: pd.DataFrame) -> pd.DataFrame:
     """Return how many times the largest error of a tensor its bound is, by class, at generic problems."""
-    generic = rows["supports_statistics"] & ~rows["xfail"] & (rows["elements"] >= MIN_FOR_MEAN) & (rows["ratio"] > 0)
+    generic = (
+        rows["supports_statistics"] & ~rows["xfail"] & (rows["elements"] >= MIN_ELEMENTS_FOR_MEAN) & (rows["ratio"] > 0)
+    )
     times = (1 / rows[generic]["ratio"]).groupby([rows["rounding_model"], rows["dtype"]])
     quantiles = {name: times.quantile(share) for name, share in (("median", 0.5), ("of nine in ten", 0.9))}
     return pd.DataFrame({"tensors": times.size(), **quantiles, "largest": times.max()}).reset_index()
@@ -92,7 +95,9 @@ def _figures(group: pd.DataFrame, prefix: str) -> dict[str, Any]:
     supports_statistics = judged["supports_statistics"]
     if prefix:
         supports_statistics = supports_statistics & ~judged["stage"].isin(_STRUCTURED_STEPS)
-    enough = (judged[f"{prefix}elements"] >= MIN_FOR_MEAN) & (judged[f"{prefix}causes"] >= MIN_CAUSES)
+    enough = (judged[f"{prefix}elements"] >= MIN_ELEMENTS_FOR_MEAN) & (
+        judged[f"{prefix}causes"] >= MIN_INDEPENDENT_CAUSES
+    )
     mean = judged.loc[supports_statistics & enough, f"{prefix}rms"]
     counts = {tier: int((fresh[f"{prefix}tier"] == tier).sum()) for tier in _TIERS}
     if not prefix:

@@ -26,7 +26,7 @@ from attncheck.judging.judge_stages import judge_stages
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.problem import Problem
 from attncheck.spec.classes import rounding_model_named
-from attncheck.spec.rounding import Grid, Quantization
+from attncheck.spec.rounding import CodeGrid, Quantization
 
 Array = NDArray[Any]
 Coding = Callable[[Array, Quantization], Array]
@@ -71,7 +71,7 @@ def _scaled(change: Callable[[Array, Quantization], Array]) -> Coding:
     return coding
 
 
-def _coded(change: Callable[[Array, Grid], Array]) -> Coding:
+def _coded(change: Callable[[Array, CodeGrid], Array]) -> Coding:
     """Store other codes under the right scales."""
 
     def coding(array: Array, quantization: Quantization) -> Array:
@@ -85,16 +85,16 @@ _OF_ROWS = ("rows", "row", "rows of a channel")
 
 
 def _next_block(scales: Array, quantization: Quantization) -> Array:
-    axis = -2 if quantization.per in _OF_ROWS else -1
-    return np.roll(scales, -max(quantization.count, 1), axis=axis)
+    axis = -2 if quantization.scale_group in _OF_ROWS else -1
+    return np.roll(scales, -max(quantization.group_size, 1), axis=axis)
 
 
 def _without_the_last_block(scales: Array, quantization: Quantization) -> Array:
     changed = scales.copy()
-    if quantization.per in _OF_ROWS:
-        changed[..., -(scales.shape[-2] % quantization.count or quantization.count) :, :] = 1
+    if quantization.scale_group in _OF_ROWS:
+        changed[..., -(scales.shape[-2] % quantization.group_size or quantization.group_size) :, :] = 1
     else:
-        changed[..., -(quantization.count if quantization.per == "columns" else 1) :] = 1
+        changed[..., -(quantization.group_size if quantization.scale_group == "columns" else 1) :] = 1
     return changed
 
 
@@ -102,7 +102,7 @@ def _first_of_all(scales: Array, _: Quantization) -> Array:
     return np.broadcast_to(scales[..., :1, :1], scales.shape)
 
 
-def _swapped_pairs(codes: Array, grid: Grid) -> Array:
+def _swapped_pairs(codes: Array, grid: CodeGrid) -> Array:
     pairs = codes_of(codes, grid).reshape(*codes.shape[:-1], -1, 2)
     return pairs[..., ::-1].reshape(codes.shape)
 
@@ -126,7 +126,7 @@ def _along_the_other_axis(array: Array, quantization: Quantization) -> Array:
     return codes_of(array / scales_of(array, quantization), quantization.grid) * turned
 
 
-def _read_as_another(codes: Array, grid: Grid) -> Array:
+def _read_as_another(codes: Array, grid: CodeGrid) -> Array:
     """Read the bits of one format as those of another: e4m3 as e5m2, of NVIDIA as of AMD, signed as unsigned."""
     stored = codes_of(codes, grid)
     if not grid.precision:
@@ -195,7 +195,7 @@ def flagged(kernel: Callable[..., tuple[Array, Array]], problem: Problem, truth:
         output, log_sum_exp = kernel(**problem.inputs)
     stages = {"output": output, "log_sum_exp": log_sum_exp}
     shapes = {stage: array.shape for stage, array in stages.items()}
-    judged = judge_stages(truth.for_returned(stages), stages, shapes, name)
+    judged = judge_stages(truth.for_returned_dtypes(stages), stages, shapes, name)
     exact = truth.exact["output"].high
     wide = output.astype(np.float64)
     return any(each.verdict.exit_code for each in judged), *(not holds(wide, exact) for holds in TOLERANCES.values())
@@ -219,10 +219,10 @@ def main(arguments: list[str] | None = None) -> int:
     counts = {finder: {"faults": 0, "right kernels": 0} for finder in finders}
     missed, asked = [], 0
     for name in CLASSES:
-        stored = dict(rounding_model_named(name, "float16").quantized)
+        stored = dict(rounding_model_named(name, "float16").quantized_operands)
         right = partial(attention, stored=stored)
         variants = {fault: partial(right, coding=coding) for fault, coding in FAULTS.items()}
-        if any(each.is_centred for each in stored.values()):
+        if any(each.subtracts_mean for each in stored.values()):
             variants["the mean not given back"] = partial(right, is_given_back=False)
         plain = _outputs(right, drawn)
         for fault, kernel in {"": right, **variants}.items():

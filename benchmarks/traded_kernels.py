@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.spec.classes import rounding_model_named
-from attncheck.spec.rounding import GRIDS, SCALE_FORMATS, Grid, Quantization
+from attncheck.spec.rounding import GRIDS, SCALE_FORMATS, CodeGrid, Quantization
 
 Array = NDArray[Any]
 Product = Callable[[Array, Array], Array]
@@ -98,44 +98,46 @@ def codes_with_scales(array: Array, quantization: Quantization) -> Array:
 def scales_of(array: Array, quantization: Quantization) -> Array:
     """Return the scale of each element of an array (..., L, D): the largest of its block has the largest code."""
     rows, columns = array.shape[-2:]
-    height = {"rows": quantization.count, "row": 1, "columns": 1}.get(quantization.per, max(rows, 1))
-    height = quantization.count if quantization.per == "rows of a channel" else height
-    width = {"columns": quantization.count, "channel": 1, "rows of a channel": 1}.get(quantization.per, max(columns, 1))
+    height = {"rows": quantization.group_size, "row": 1, "columns": 1}.get(quantization.scale_group, max(rows, 1))
+    height = quantization.group_size if quantization.scale_group == "rows of a channel" else height
+    width = {"columns": quantization.group_size, "channel": 1, "rows of a channel": 1}.get(
+        quantization.scale_group, max(columns, 1)
+    )
     found, signs = np.ones_like(array), np.ones_like(array)
     for row in range(0, rows, height):
         for column in range(0, columns, width):
             block = array[..., row : row + height, column : column + width]
-            axes = None if quantization.per == "tensor" else (-2, -1)
-            if quantization.per != "none":
+            axes = None if quantization.scale_group == "tensor" else (-2, -1)
+            if quantization.scale_group != "none":
                 most, least = (end(block, axis=axes, keepdims=True) for end in (np.max, np.min))
                 scale = np.maximum(most, -least) / np.float32(quantization.grid.largest)
                 found[..., row : row + height, column : column + width] = scale
                 signs[..., row : row + height, column : column + width] = np.where(most > -least, -1, 1)
-    found = _stored_scales(found, quantization) * (1 if np.isinf(quantization.grid.shorter) else signs)
+    found = _stored_scales(found, quantization) * (1 if np.isinf(quantization.grid.shorter_end) else signs)
     return np.where(found == 0, np.float32(1), found)
 
 
 def _stored_scales(scales: Array, quantization: Quantization) -> Array:
     """Round scales to their format: powers of two as OCP Microscaling 1.0 has them, or e4m3, maybe below a second."""
-    kept, largest = SCALE_FORMATS[quantization.scale_in], np.float32(quantization.grid.largest)
-    if kept.is_power:
+    kept, largest = SCALE_FORMATS[quantization.scale_format], np.float32(quantization.grid.largest)
+    if kept.is_power_of_two:
         exponents = np.frexp(scales * largest)[1] - np.frexp(largest)[1]
         return np.where(scales == 0, scales, np.ldexp(np.float32(1), exponents))
-    second = (scales.max(initial=0) or np.float32(1)) / np.float32(448) if kept.second else np.float32(1)
-    kept_in = np.dtype(quantization.scale_in.partition(" ")[0])
+    second = (scales.max(initial=0) or np.float32(1)) / np.float32(448) if kept.has_second_scale else np.float32(1)
+    kept_in = np.dtype(quantization.scale_format.partition(" ")[0])
     return np.minimum(scales / second, np.float32(kept.largest)).astype(kept_in).astype(np.float32) * second
 
 
-def codes_of(array: Array, grid: Grid) -> Array:
+def codes_of(array: Array, grid: CodeGrid) -> Array:
     """Round numbers of float32 to those of a narrow format; what is beyond it saturates."""
-    saturated = np.clip(array, -grid.largest, min(grid.largest, grid.shorter))
+    saturated = np.clip(array, -grid.largest, min(grid.largest, grid.shorter_end))
     rounded = np.rint(saturated) if not grid.precision else saturated.astype(getattr(ml_dtypes, grid.name))
     return rounded.astype(np.float32)
 
 
 def codes_before_scales(array: Array, quantization: Quantization) -> Array:
     """Round to codes by scales that are not rounded yet: SageAttention 3, blackwell/softmax_fused.h."""
-    scales = scales_of(array, replace(quantization, scale_in="float32"))
+    scales = scales_of(array, replace(quantization, scale_format="float32"))
     return codes_of(array / scales, quantization.grid) * scales_of(array, quantization)
 
 
@@ -177,9 +179,9 @@ def attention(
     operands = {name: array.astype(np.float32) for name, array in operands.items()}
     moved = given_back = np.zeros((), np.float32)
     means = {
-        name: mean_of_rows(operands[name], quantization.mean_of, query.dtype)
+        name: mean_of_rows(operands[name], quantization.mean_block_rows, query.dtype)
         for name, quantization in stored.items()
-        if quantization.is_centred
+        if quantization.subtracts_mean
     }
     if "key" in means:
         moved = operands["query"] @ means["key"].swapaxes(-1, -2)
@@ -266,7 +268,7 @@ _ON_THE_WAY_BACK = (
 def attention_gradients(query: Array, key: Array, value: Array, grad_output: Array, *, mask: Array | None = None,
                         is_causal: bool = False, scale: float | None = None) -> dict[str, Array]:  # fmt: skip
     """Return the gradients of attention with every operand of the way back in codes."""
-    stored = dict(rounding_model_named(_ON_THE_WAY_BACK, "float16").quantized)
+    stored = dict(rounding_model_named(_ON_THE_WAY_BACK, "float16").quantized_operands)
     return gradients(query, key, value, grad_output, mask=mask, is_causal=is_causal, scale=scale, stored=stored)
 
 
@@ -280,14 +282,14 @@ def _codes_of_weights(powers: Array, name: str) -> Array:
 
 def _twice_scaled(powers: Array, quantization: Quantization, coding: Callable[[Array, Quantization], Array]) -> Array:
     """Store exponentials by blocks, after a scale for which 1 is the largest code in the largest scale."""
-    alone = replace(quantization, scale_in=f"{quantization.scale_in} alone")
-    whole = np.float32(SCALE_FORMATS[alone.scale_in].largest * quantization.grid.largest)
+    alone = replace(quantization, scale_format=f"{quantization.scale_format} alone")
+    whole = np.float32(SCALE_FORMATS[alone.scale_format].largest * quantization.grid.largest)
     return coding(powers * whole, alone) / whole
 
 
 def declared(name: str, **changes: Any) -> Callable[..., Any]:
     """Return the kernel that stores its operands as a class says, and declares it."""
-    stored = dict(rounding_model_named(name, "float16").quantized)
+    stored = dict(rounding_model_named(name, "float16").quantized_operands)
     kernel: Any = partial(attention, stored=stored, **changes)
 
     def named(query: Array, key: Array, value: Array, *, mask: Array | None = None, is_causal: bool = False,

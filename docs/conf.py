@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from site_tables import write_tables
 from trade_curves import write_trades
 
-from attncheck.reading.schema import case_schema
+from attncheck.reading.schema import case_file_schema
 
 write_tables(Path(__file__).parents[1] / "build" / "tables")
 write_trades(Path(__file__).parents[1] / "build" / "trades")
@@ -55,7 +55,7 @@ def _draw_documents(app: Sphinx, exception: Exception | None) -> None:
 def _write_schema(app: Sphinx, exception: Exception | None) -> None:
     """Publish the JSON Schema of case files with the pages."""
     if exception is None and app.builder.format == "html":
-        (Path(app.outdir) / "schema.json").write_text(case_schema(), encoding="utf-8")
+        (Path(app.outdir) / "schema.json").write_text(case_file_schema(), encoding="utf-8")
 
 
 def setup(app: Sphinx) -> None:

@@ -23,7 +23,7 @@ from attncheck.backends import ALL_ENTRIES, BACKENDS, Mode
 from attncheck.backends.contract import AXES
 from attncheck.backends.families import FAMILIES, Family
 from attncheck.cli import app
-from attncheck.diagnosis.readings import CATALOGUE
+from attncheck.diagnosis.readings import READING_CATALOGUE
 from attncheck.judging.alternatives import Reading
 from attncheck.reading import array_kinds, model
 from attncheck.reading.expected_failures import ExpectedFailureEntry
@@ -33,7 +33,7 @@ from attncheck.reports.survey import findings_document, read_findings
 from attncheck.results.format import COLUMNS as ROW_COLUMNS
 from attncheck.showing.json_schema import DOCUMENTS, all_records, docstring_summary
 from attncheck.spec import OPERATIONS, PROPERTIES, SCORE_INPUTS, STAGES, InputSpec
-from attncheck.spec.classes import PARTS, PRESETS
+from attncheck.spec.classes import ROUNDING_PARTS, ROUNDING_PRESETS
 from attncheck.spec.quantities import QUANTITIES
 
 CONVENTIONS = Path(__file__).with_name("documented_conventions.yaml")
@@ -62,9 +62,10 @@ _WORDS = {
 
 def tables() -> Mapping[str, str]:
     """Return the tables by their names."""
-    parts = table(("part", "gives up"), *((f"`{name}`", part.meaning) for name, part in PARTS.items()))
+    parts = table(("part", "gives up"), *((f"`{name}`", part.meaning) for name, part in ROUNDING_PARTS.items()))
     presets = table(
-        ("class", "parts", "source"), *((f"`{name}`", f"`{each.parts}`", each.source) for name, each in PRESETS.items())
+        ("class", "parts", "source"),
+        *((f"`{name}`", f"`{each.parts}`", each.source) for name, each in ROUNDING_PRESETS.items()),
     )
     return {
         **{f"implementations-{framework}": implementations(framework) for framework in BACKENDS},
@@ -214,7 +215,7 @@ def _corner(family: Family) -> str:
 
 def properties() -> str:
     """Every property, with what it says."""
-    rows = ((f"`{each.name}`", each.says, each.calls) for each in PROPERTIES.values())
+    rows = ((f"`{each.name}`", each.description, each.calls_needed) for each in PROPERTIES.values())
     return table(("property", "relation", "further calls"), *rows)
 
 
@@ -235,17 +236,19 @@ def columns() -> str:
 
 def readings() -> str:
     """Every reading with its message, by what it is about."""
-    return "\n".join(f"### {subject}\n\n{_readings_of(rows)}" for subject, rows in CATALOGUE.items())
+    return "\n".join(f"### {subject}\n\n{_readings_of(rows)}" for subject, rows in READING_CATALOGUE.items())
 
 
 def _readings_of(readings: Sequence[Reading]) -> str:
-    rows = ((f"`{each.name}`", re.sub(r"\{(\w+)\}", r"*\1*", each.says), _kind_of(each)) for each in readings)
+    rows = (
+        (f"`{each.name}`", re.sub(r"\{(\w+)\}", r"*\1*", each.message_template), _kind_of(each)) for each in readings
+    )
     return table(("name", "message", "kind"), *dict.fromkeys(rows))
 
 
 def _kind_of(reading: Reading) -> str:
     kind = "convention" if reading.is_convention else "mistake"
-    option = reading.option
+    option = reading.declarable_convention
     return kind if option is None else f'{kind}, unless `{{"{option[0]}": "{option[1]}"}}` is declared'
 
 
@@ -330,9 +333,9 @@ def _own_fields(owner: type[BaseModel], kind: str) -> list[tuple[str, dict[str, 
 
 
 def _kind(spec: InputSpec) -> str:
-    kind = "true and false (true = may attend)" if spec.boolean else "counts" if spec.whole else "numbers"
-    spread = ", or 1 along any axis" if spec.broadcast else ""
-    return kind + spread + (f"; needs `{spec.needs}`" if spec.needs else "")
+    kind = "true and false (true = may attend)" if spec.is_boolean else "counts" if spec.is_count else "numbers"
+    spread = ", or 1 along any axis" if spec.is_broadcastable else ""
+    return kind + spread + (f"; needs `{spec.required_input}`" if spec.required_input else "")
 
 
 def _names(names: Any, *, sort: bool) -> str:

@@ -96,7 +96,7 @@ def errors(setting: Setting, of: Mapping[str, Callable[..., Any]]) -> dict[str, 
     found = {}
     for words, name in CLASSES.items():
         output, _ = of[name](**problem.inputs)
-        bound = truth.bounds.of(name)["output"]
+        bound = truth.bounds.bounds_by_stage(name)["output"]
         arrays = (output.astype(np.float64) - exact, bound.sigma, bound.max_error)
         found[words] = Point(*(float(np.sqrt(np.mean(each**2) / np.mean(exact**2))) for each in arrays))
     return found

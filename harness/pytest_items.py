@@ -162,7 +162,7 @@ class ImplementationJudge:
         """Describe a failure; for the first few, with the earlier calls that it takes."""
         from attncheck.asking.again import ask_again, reported_failure_from_answer
         from attncheck.execution.call import Limits
-        from attncheck.reading.case import case_record
+        from attncheck.reading.case import make_case_record
         from attncheck.settings.commands import case_command, command_words_by_name, command_words_of
         from attncheck.showing.explanation import explanation_text
 
@@ -178,7 +178,7 @@ class ImplementationJudge:
         standard = Limits(case_seconds=_TIME_LIMIT)
         words = command_words_of(self.implementation.name, command_words_by_name([self.implementation], standard, None))
         if words and explained.repeated is None:  # the command starts a fresh process, and knows of no other
-            lines.append(case_command("explain", case_record(seen.case, {}), words, seen.dtype))
+            lines.append(case_command("explain", make_case_record(seen.case, {}), words, seen.dtype))
         return "\n".join([explanation_text(explained, self.selection.tags), *lines])
 
 

@@ -125,10 +125,10 @@ def _make_judges(
     Raises ``UsageError`` where an implementation or a case cannot be used.
     """
     from attncheck.execution.implementation_selection import select_implementations
-    from attncheck.reading.selection import tiles_in_names
+    from attncheck.reading.selection import find_tiles_in_names
 
     with _errors_in_one_line():
-        selection = pytest_items.select_cases(replace(options, tiles=options.tiles + tiles_in_names(ids)))
+        selection = pytest_items.select_cases(replace(options, tiles=options.tiles + find_tiles_in_names(ids)))
         chosen = select_implementations(None, targets, **options.called)
         judges = [
             pytest_items.ImplementationJudge.of(item, selection, options.store) for item in chosen.implementations

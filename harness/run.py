@@ -44,7 +44,7 @@ from attncheck.common.processors import available_processors
 from attncheck.common.progress import ActivityTimes
 from attncheck.common.store import NO_STORE, Store
 from attncheck.common.wording import count_noun
-from attncheck.diagnosis.on_demand import DIAGNOSIS
+from attncheck.diagnosis.on_demand import LAZY_DIAGNOSER
 from attncheck.execution.call import Limits, kill_orphans, with_memory_per_worker
 from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.environment import describe_environment
@@ -53,9 +53,9 @@ from attncheck.execution.runner import GroupRunner, WorkerGroup, group_by_proces
 from attncheck.executors.base import ResultRecorder
 from attncheck.executors.local import LocalExecutor, runs_several_frameworks
 from attncheck.judging.units import Judge
-from attncheck.judging.xfail import ExpectedFailureRecord, similar_expected_failures, unit_sort_key
+from attncheck.judging.xfail import ExpectedFailureRecord, describe_similar_failures, unit_sort_key
 from attncheck.planning.plan import Plan, Unit
-from attncheck.reading.case import Case, case_records
+from attncheck.reading.case import Case, make_case_records
 from attncheck.reading.expected_failures import ExpectedFailure, load_bundled_expected_failures
 from attncheck.reading.model import TagEntry
 from attncheck.results.coverage import EarlyStop, MinimumJudged, RequestedRun, shortfall_sentences
@@ -221,7 +221,7 @@ def run_cases(
     known = settings.expected_failures
     if known is None:
         known = load_bundled_expected_failures([item.entry.name for item in chosen.implementations])
-    judge = Judge(chosen.implementations, settings.keep_all_arrays, known, settings.store, DIAGNOSIS)
+    judge = Judge(chosen.implementations, settings.keep_all_arrays, known, settings.store, LAZY_DIAGNOSER)
     with _open_executor(groups, judge, settings, described) as means:
         on_begin(lambda: means.starting)
         summary = _CaseRun(plan, groups, chosen, settings, judge, watch, on_progress).execute(means)
@@ -246,7 +246,7 @@ class _CaseRun:
         """Compute and judge what an earlier part of the run has not, diagnose what fails, and write all down."""
         plan, settings, watch = self.plan, self.settings, self.watch
         environment = {**environment_record(self.chosen, settings), **means.record}
-        resumed, records = ResumeState.empty(), partial(case_records, plan.cases, settings.tags)
+        resumed, records = ResumeState.empty(), partial(make_case_records, plan.cases, settings.tags)
         if settings.resume:
             again = {"untried": settings.limits.keep_going, "left_out": settings.all_cases}
             resumed = read_resume_state(settings.output, environment, records, **again)
@@ -283,7 +283,7 @@ class _CaseRun:
                 in_part = set() if settings.all_cases else _names_with_standard_cases(self.chosen)
                 recorder.add_rows(
                     row
-                    for row in recorder.expected_failures.xpass_rows()
+                    for row in recorder.expected_failures.make_xpass_rows()
                     if row.message not in messages and row.implementation not in in_part
                 )
         finally:
@@ -314,11 +314,11 @@ class _CaseRun:
         """Return the failing rows with what implementations do instead, as the results have them from now on."""
         if not recorder.failures:
             return []
-        from attncheck.diagnosis.failing_evaluations import ReturnedStages
+        from attncheck.diagnosis.failing_evaluations import ReturnedStagesLookup
         from attncheck.diagnosis.run import diagnose_rows
         from attncheck.results.resume import replace_rows, row_key
 
-        returned = ReturnedStages(self.settings.output, recorder.undiagnosed)
+        returned = ReturnedStagesLookup(self.settings.output, recorder.undiagnosed)
         failing = diagnose_rows(
             recorder.failures, self.plan, self.judge, returned, self._measure_conventions, recorder.judged
         )
@@ -387,7 +387,7 @@ class _CaseRun:
         for item in self.chosen.implementations:
             rows = [row for row in failing if row.implementation == item.name and row.fails_run]
             if rows and isinstance(item.entry, UserImplementation):
-                sentences[item.name] = similar_expected_failures(
+                sentences[item.name] = describe_similar_failures(
                     rows, load_bundled_expected_failures([item.entry.framework])
                 )
         return {name: words for name, words in sentences.items() if words}

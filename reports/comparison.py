@@ -333,7 +333,7 @@ def frames_verdicts(frames: Frames) -> dict[Evaluation, Outcome]:
         evaluation: _cell_outcome(
             cell,
             first_stages.get((case, column.implementation, dtype), ""),
-            [failure for failure in elsewhere if failure.names(column.implementation, case, dtype)],
+            [failure for failure in elsewhere if failure.matches_evaluation(column.implementation, case, dtype)],
         )
         for case, cells in cell_table(frames).items()
         for column, by_dtype in cells.items()

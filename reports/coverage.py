@@ -205,7 +205,9 @@ def _column_coverage(frames: Frames, column: Column, judged: int, unjudged_rows:
         offered = {frames.cases[case]["operation"] for case in cases}  # without operations folded into another one
         operations = tuple(
             sorted(
-                operation for operation in offered if operation not in OPERATIONS or not OPERATIONS[operation].is_folded
+                operation
+                for operation in offered
+                if operation not in OPERATIONS or not OPERATIONS[operation].may_run_as_lowered
             )
         )
     return Coverage(column, asked, judged, UnsupportedReasons.of(reasons.values()), unverified, stopped, operations)

@@ -39,7 +39,7 @@ import pandas as pd
 
 from attncheck.common.errors import ExitCode, OutputError, UsageError
 from attncheck.common.wording import count_noun
-from attncheck.judging.compare import Tier, z_warning_limit
+from attncheck.judging.compare import ErrorTier, z_warning_limit
 from attncheck.reports import comparison
 from attncheck.reports.cells import FAILS_A_RUN, cell_table
 from attncheck.reports.defects import expected_failure_groups
@@ -234,12 +234,12 @@ def error_changes(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
 
 def _grown_errors(lower: pd.DataFrame, higher: pd.DataFrame, change: str, measure: str) -> pd.DataFrame:
     names = _MEASURE_COLUMNS[measure]
-    is_noisy = higher[names["tier"]].notna() & higher[names["tier"]].ne(Tier.WITHIN)
+    is_noisy = higher[names["tier"]].notna() & higher[names["tier"]].ne(ErrorTier.WITHIN)
     is_noisy |= higher[names["z"]].gt(_z_limits(higher["shape"]))
     low, high = ("before", "after") if change == "grew" else ("after", "before")
     joined = _measurements(higher[is_noisy], names, high).merge(_measurements(lower, names, low), on=_ERROR_KEYS)
     known_limit = joined[f"{high}_z"] > joined[f"{high}_limit"]
-    new_tier = joined[f"{high}_tier"].ne(Tier.WITHIN) & joined[f"{low}_tier"].eq(Tier.WITHIN)
+    new_tier = joined[f"{high}_tier"].ne(ErrorTier.WITHIN) & joined[f"{low}_tier"].eq(ErrorTier.WITHIN)
     grown = joined[f"{high}_z"] > _MIN_GROWTH * joined[f"{low}_z"]
     if "mean" in names:
         grown |= joined[f"{high}_mean"] > _MIN_GROWTH * joined[f"{low}_mean"]

@@ -49,7 +49,7 @@ from attncheck.results.parts import ArrayParts
 from attncheck.results.reader import Run
 from attncheck.results.records import CaseRecords
 from attncheck.spec import DTYPES, stage_position
-from attncheck.spec.verdicts import HARMLESS, Verdict
+from attncheck.spec.verdicts import HARMLESS_VERDICTS, Verdict
 
 Array = NDArray[Any]
 ArrayKey = tuple[str, str, str]
@@ -262,7 +262,7 @@ def _select_rows(frame: pd.DataFrame, are_meant: pd.Series[bool]) -> pd.DataFram
 
 def are_wrong(frame: pd.DataFrame) -> pd.Series[bool]:
     """Return which rows have a verdict that fails a run unless it is expected."""
-    return ~frame["verdict"].isin(list(HARMLESS))
+    return ~frame["verdict"].isin(list(HARMLESS_VERDICTS))
 
 
 def first_failing_stages(frame: pd.DataFrame) -> pd.Series[str]:

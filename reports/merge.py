@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from attncheck.common.errors import ResultsError
-from attncheck.judging.xfail import ExpectedStageFailure, earliest_expected_stages, mark_inherited
+from attncheck.judging.xfail import ExpectedStageFailure, find_earliest_expected_failures, mark_inherited_failure
 from attncheck.reports.frames import Merged
 from attncheck.results.format import INPUTS, ROW_SCHEMA, Row, bound_array_name
 from attncheck.results.parts import ArrayParts
@@ -124,7 +124,7 @@ class _CrossRunComparison:
                     bounds[name] = {**bounds.get(name, {}), **stages}
                     continue
                 operation = run.cases[case]["operation"] if case in run.cases else operation
-                expected = earliest_expected_stages(self._xfails.get((run.label, case, dtype), ())).get(name)
+                expected = find_earliest_expected_failures(self._xfails.get((run.label, case, dtype), ())).get(name)
                 subjects[_Subject(name, run.label, rounding_model, expected)] = stages
         yield from _pair_rows(Row(case, operation, dtype, "", "pair", "", Verdict.AGREE), subjects, bounds)
 
@@ -133,7 +133,7 @@ def _pair_rows(
     blank: Row, subjects: Mapping[_Subject, Stages], bounds: Mapping[str, Stages]
 ) -> Iterator[dict[str, Any]]:
     """Compare one case in one dtype across environments; inside each, the run compared already."""
-    from attncheck.judging.judge import judge_pairs, pair_row  # one run needs neither
+    from attncheck.judging.judge import compare_all_pairs, make_pair_row  # one run needs neither
 
     for first, second in combinations(subjects, 2):
         if first.environment == second.environment:
@@ -143,7 +143,7 @@ def _pair_rows(
             name: bounds.get(bound_array_name(subject.rounding_model), {})
             for name, subject in (("first", first), ("second", second))
         }
-        for (_, _, stage), comparison in judge_pairs(named, allowed).items():
-            row = pair_row(blank, first.implementation, second.implementation, stage, comparison)
-            row = mark_inherited(row, [member.xfail for member in (first, second) if member.xfail])
+        for (_, _, stage), comparison in compare_all_pairs(named, allowed).items():
+            row = make_pair_row(blank, first.implementation, second.implementation, stage, comparison)
+            row = mark_inherited_failure(row, [member.xfail for member in (first, second) if member.xfail])
             yield asdict(row) | {"environment": first.environment, "other_environment": second.environment}

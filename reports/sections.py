@@ -313,7 +313,7 @@ def properties_section(frames: Frames, most: int = 50) -> Section | None:
         Details(
             f"{row.implementation}: {row.property_name} in {row.case}, {row.dtype}",
             [
-                Text(f"{PROPERTIES[row.property_name].says} {row.message}."),
+                Text(f"{PROPERTIES[row.property_name].description} {row.message}."),
                 Items([(f"{name}: ", Mark(text)) for name, text in property_facts(row).items()]),
                 *([Code([command])] if command else []),
             ],
@@ -328,7 +328,7 @@ def properties_matrix(rows: Sequence[Row], *, shortly: bool = False) -> Table:
     lines = [
         (
             Mark(name),
-            *(() if shortly else (PROPERTIES[name].says,)),
+            *(() if shortly else (PROPERTIES[name].description,)),
             *(_property_cell(cell, shortly) for cell in cells.values()),
         )
         for name, cells in group_by_property(rows).items()

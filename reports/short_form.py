@@ -136,7 +136,7 @@ def property_lines(
 def property_explanation(row: Row, call: str) -> list[str]:
     """Describe a row: the calls, the element, the two numbers, the exact one, and the bounds."""
     claim = f", and claims {row.claim}" if row.claim else ""
-    facts = {"what must hold": PROPERTIES[row.property_name].says, "the call": call} | property_facts(row)
+    facts = {"what must hold": PROPERTIES[row.property_name].description, "the call": call} | property_facts(row)
     return [
         f"{row.implementation}, {row.property_name}, {row.case} in {row.dtype}: {row.verdict}{claim}",
         *(f"  {name:<21} {text}" for name, text in facts.items()),

@@ -31,8 +31,8 @@ from attncheck.reports.frames import (
     split_by,
 )
 from attncheck.reports.properties import properties_exit_code, properties_sentence
-from attncheck.spec import DECLARABLE, DTYPES
-from attncheck.spec.classes import is_composed
+from attncheck.spec import DECLARABLE_CONVENTIONS, DTYPES
+from attncheck.spec.classes import is_composed_class
 from attncheck.spec.verdicts import Verdict
 
 _MAX_LISTED_PARTIAL = 12
@@ -417,10 +417,10 @@ def _declarations_text(frames: Frames, entries: Sequence[coverage.Coverage]) -> 
             "" if len(entries) == 1 else f"{_short_implementation_name(frames, entry.column)} ",
         )
         declared = frames.asked[column.environment].conventions.get(column.implementation, {})
-        if words := [values[declared[name]] for name, values in DECLARABLE.items() if name in declared]:
+        if words := [values[declared[name]] for name, values in DECLARABLE_CONVENTIONS.items() if name in declared]:
             parts.append(f", {whose}{READ_AS_PREFIX}{join_words(words)}")
         classes = frames.classes.get(column.key, {})
-        if traded := {dtype: name for dtype, name in classes.items() if is_composed(name)}:
+        if traded := {dtype: name for dtype, name in classes.items() if is_composed_class(name)}:
             ran = frames.results["dtype"][frames.results["implementation"].eq(column.implementation)].unique()
             held = [f"{name} in {dtype}" for dtype, name in traded.items() if dtype in ran]
             parts += [f", {whose}held to {join_words(held)}"] if held else []

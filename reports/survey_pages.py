@@ -282,7 +282,7 @@ def _properties_section(survey: Survey) -> Section | None:
     if not survey.properties:
         return None
     row_by_key = {(row.property_name, row.implementation): row for row in survey.properties}
-    asked = [(name, spec.says) for name, spec in PROPERTIES.items() if any(name == key[0] for key in row_by_key)]
+    asked = [(name, spec.description) for name, spec in PROPERTIES.items() if any(name == key[0] for key in row_by_key)]
     names = dict.fromkeys(row.implementation for row in survey.properties)
     lines = [(name, [_property_cell(row_by_key.get((item, name))) for item, _ in asked]) for name in names]
     key = [(*_OUTCOME_SIGNS[word], word) for word in _OUTCOME_SIGNS]

@@ -24,7 +24,7 @@ from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.execution.operations import run_operation
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import RoundedInputs, make_inputs, problem_from_case
+from attncheck.reading.inputs import RoundedInputs, make_inputs, make_problem_of_case
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row, StoredArray
 from attncheck.results.reader import Run, read_run
@@ -81,7 +81,7 @@ def compute() -> Callable[[Case, str], tuple[RoundedInputs, Stages]]:
     def run(case: Case, dtype: str) -> tuple[RoundedInputs, Stages]:
         inputs = make_inputs(case, dtype)
         with np.errstate(all="ignore"):
-            called = problem_from_case(case, inputs).as_call()
+            called = make_problem_of_case(case, inputs).as_call()
             stages = run_operation(backend, case.operation, called.inputs, called.options)
         return inputs, dict(stages)
 

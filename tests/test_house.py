@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from attncheck.diagnosis.readings import CATALOGUE
+from attncheck.diagnosis.readings import READING_CATALOGUE
 
 ROOT = Path(__file__).parent.parent
 ALLOWANCES = Path(__file__).with_name("house.yaml")
@@ -261,7 +261,7 @@ def branches_on_operations() -> dict[str, int]:
 
 def conventions_of_other_files() -> dict[str, int]:
     """Return how many files beside the catalogue have the name of a reading as a text of its own, faults aside."""
-    names = {reading.name for readings in CATALOGUE.values() for reading in readings}
+    names = {reading.name for readings in READING_CATALOGUE.values() for reading in readings}
     files = ((name, file) for name in names for file in files_that_name().get(name, ()))
     return counts(name for name, file in files if not CATALOGUE_FILES.match(file))
 

@@ -19,11 +19,11 @@ from attncheck.diagnosis.declared import truth_for_implementation
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed
-from attncheck.judging.judge_implementation import judge_implementation, mark_faults
+from attncheck.judging.judge_implementation import judge_implementation, mark_faulty_stages
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.reading.case import Case
 from attncheck.spec import CONVENTIONS, ROUNDING_MODELS
-from attncheck.spec.classes import PRESETS
+from attncheck.spec.classes import ROUNDING_PRESETS
 from attncheck.spec.verdicts import Verdict
 
 _MAX_INPUT_ELEMENTS = 1 << 14
@@ -89,7 +89,7 @@ class MeasuredAccuracy:
 def class_names(dtype: str) -> list[str]:
     """Return the names of the rounding models of a dtype, and then those of presets."""
     with_parts = [name for name, dtypes in ROUNDING_MODELS.items() if dtype in dtypes]
-    return with_parts + [name for name, preset in PRESETS.items() if preset.parts.split()[0] in with_parts]
+    return with_parts + [name for name, preset in ROUNDING_PRESETS.items() if preset.parts.split()[0] in with_parts]
 
 
 def small_cases(cases: Sequence[Case]) -> list[Case]:
@@ -155,7 +155,7 @@ def _judge_by_class(
             by_class: dict[str, list[StageJudgement]] = {}
             for name in names:
                 judged = judge_implementation(truth, outcome.stages, case.stage_shapes, name, known)
-                judged = mark_faults(judged, outcome.faults)
+                judged = mark_faulty_stages(judged, outcome.faults)
                 by_class[name] = [stage for stage in judged.judgements if stage.verdict is not Verdict.SEMANTIC]
             yield case, by_class
 
@@ -175,6 +175,6 @@ def format_accuracy(accuracy: MeasuredAccuracy) -> Iterator[str]:
         declared = " (declared)" if use.name == accuracy.declared else ""
         yield f"  {use.name:{width}}  used {use.used:8.3g}  {verdict}{declared}"
     if accuracy.tightest not in ("", accuracy.declared):
-        parts = f" ({PRESETS[accuracy.tightest].parts})" if accuracy.tightest in PRESETS else ""
+        parts = f" ({ROUNDING_PRESETS[accuracy.tightest].parts})" if accuracy.tightest in ROUNDING_PRESETS else ""
         yield f"The tightest class that holds is {accuracy.tightest}{parts}. If the kernel means to be right to that:"
         yield f'  attention.classes = {{"{accuracy.dtype}": "{accuracy.tightest}"}}'

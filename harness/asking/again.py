@@ -18,7 +18,7 @@ from attncheck.asking.engine import Engine
 from attncheck.asking.question import Question
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.runner import group_by_process
-from attncheck.reading.case import Case, case_record
+from attncheck.reading.case import Case, make_case_record
 from attncheck.reading.selection import read_cases_at_addresses
 from attncheck.results.last_failed import CaseInDtype, CheckRecord, failure_text, has_killed_worker
 from attncheck.results.records import describe_case_changes
@@ -86,7 +86,7 @@ def find_reported_failure(
     """Return the failure that a check reported; None if there was none, or if the case has changed since."""
     case = question.case
     record = checked.cases.get(case.id)
-    if record is None or describe_case_changes(record, case_record(case, {})):
+    if record is None or describe_case_changes(record, make_case_record(case, {})):
         return None
 
     def read(identities: Iterable[str]) -> Mapping[str, Case]:

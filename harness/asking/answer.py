@@ -12,20 +12,20 @@ from dataclasses import dataclass, field, replace
 from attncheck.asking.question import Question
 from attncheck.common.store import NO_STORE, Store
 from attncheck.diagnosis.declared import truth_for_implementation
-from attncheck.diagnosis.examine import DiagnosedStages, examine_outcome
+from attncheck.diagnosis.examine import DiagnosedStages, judge_and_diagnose_outcome
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed, Failure, Outcome
-from attncheck.judging.judge_stages import StageJudgement, well_formed_stages
+from attncheck.judging.judge_stages import StageJudgement, select_well_formed_stages
 from attncheck.judging.stage_bounds import Conditioning, measure_conditioning
 from attncheck.judging.truth import Truth
-from attncheck.judging.units import known_empty_rows
+from attncheck.judging.units import find_known_empty_rows
 from attncheck.judging.xfail import (
     ExpectedFailureRecord,
     KnownEmptyRows,
-    blank_row,
-    exceeded_ratio_message,
-    failure_row,
+    describe_exceeded_ratio,
     largest_ratio,
+    make_blank_row,
+    make_failure_row,
 )
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
@@ -171,24 +171,24 @@ def judge_outcome(
     """
     case, dtype = question.case, question.dtype
     rounding_model = implementation.rounding_model(dtype) or "none"
-    blank = replace(blank_row(case, dtype), implementation=implementation.name)
+    blank = replace(make_blank_row(case, dtype), implementation=implementation.name)
     asked = question, implementation.name, rounding_model
     evaluation = implementation.name, case.id, dtype
     marks = ExpectedFailureRecord(expected_failures)
     if isinstance(outcome, Failure):
-        rows = marks.mark([failure_row(blank, implementation.name, outcome)])
+        rows = marks.mark_expected_rows([make_failure_row(blank, implementation.name, outcome)])
         return Answer(*asked, rows, failed=outcome, padded=outcome.padded)
     assert isinstance(outcome, Computed), "an outcome is one or the other"
     truth = truth_for_implementation(implementation, case, question.inputs, outcome.stages, store)
     known = known_empty_rows_of_call(implementation, outcome, expected_failures, question)
-    examined = examine_outcome(blank, case, truth, outcome, rounding_model, known)
-    judged = examined.judged
+    examined = judge_and_diagnose_outcome(blank, case, truth, outcome, rounding_model, known)
+    judged = examined.diagnosed_stages
     return Answer(
         *asked,
-        marks.mark(examined.rows),
+        marks.mark_expected_rows(examined.rows),
         tuple(_explain_exceeded_limit(expected_failures, judgement, evaluation) for judgement in judged.judgements),
         judged.begins_at,
-        outside=truth.outside,
+        outside=truth.no_answer_reason,
         padded=outcome.padded,
         conditioning=_conditioning_by_stage(truth, judged, outcome, case, rounding_model),
         diagnosis=judged.diagnosis_name,
@@ -199,8 +199,8 @@ def known_empty_rows_of_call(
     implementation: Implementation, outcome: Computed, expected_failures: Sequence[ExpectedFailure], question: Question
 ) -> KnownEmptyRows:
     """Return the known results of an implementation for a query without a key."""
-    known = known_empty_rows(implementation, expected_failures, *question.key)
-    return replace(known, is_asked=not outcome.not_asked)
+    known = find_known_empty_rows(implementation, expected_failures, *question.key)
+    return replace(known, accepts_convention_option=not outcome.not_asked)
 
 
 def _conditioning_by_stage(
@@ -208,13 +208,13 @@ def _conditioning_by_stage(
 ) -> dict[str, Conditioning]:
     """Return the condition numbers of the stages that were measured."""
     measured = {judgement.stage for judgement in judged.judgements if judgement.accumulated is not None}
-    returned = truth.for_returned(outcome.stages)
-    sound = well_formed_stages(returned, outcome.stages, case.stage_shapes)
+    returned = truth.for_returned_dtypes(outcome.stages)
+    sound = select_well_formed_stages(returned, outcome.stages, case.stage_shapes)
     return {
         name: large
         for name, array in sound.items()
         if name in measured
-        and (large := measure_conditioning(returned.reference(name, rounding_model, array))) is not None
+        and (large := measure_conditioning(returned.stage_reference(name, rounding_model, array))) is not None
     }
 
 
@@ -224,5 +224,5 @@ def _explain_exceeded_limit(
     """Add to the message if an error is larger than its expected failure allows."""
     measured = (judgement.accumulated, judgement.introduced)
     ratio = largest_ratio(*(errors.ratio for errors in measured if errors is not None))
-    beyond = exceeded_ratio_message(expected_failures, *evaluation, judgement.stage, judgement.verdict, ratio=ratio)
+    beyond = describe_exceeded_ratio(expected_failures, *evaluation, judgement.stage, judgement.verdict, ratio=ratio)
     return replace(judgement, message=f"{judgement.message}; {beyond}") if beyond else judgement

@@ -75,5 +75,5 @@ def _swap_heads_and_positions(array: Array) -> Array:
 
 
 def _is_right(problem: Problem, output: Array, rounding_model: str) -> bool:
-    truth = find_truth(problem, whole=True).for_returned({"output": output})
-    return stage_agrees(truth.reference("output", rounding_model, output), output)
+    truth = find_truth(problem, whole=True).for_returned_dtypes({"output": output})
+    return stage_agrees(truth.stage_reference("output", rounding_model, output), output)

@@ -24,7 +24,7 @@ import numpy as np
 from attncheck.backends.families import FAMILIES
 from attncheck.common.errors import UsageError
 from attncheck.diagnosis.declared import rewrite_for_conventions
-from attncheck.diagnosis.readings import READINGS_BY_QUESTION, problems_read_as
+from attncheck.diagnosis.readings import READINGS_BY_QUESTION, problems_under_reading
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.padding import unsupported_reason
@@ -125,7 +125,8 @@ def _make_question(
 ) -> ConventionQuestion:
     """Return a question whose first meaning is the call itself or another one, and whose others are readings."""
     readings = [
-        CallMeaning(text, problems_read_as(reading, call)[0]) for reading, text in READINGS_BY_QUESTION[name].items()
+        CallMeaning(text, problems_under_reading(reading, call)[0])
+        for reading, text in READINGS_BY_QUESTION[name].items()
     ]
     meanings = (CallMeaning(words, meant or call), *readings)
     return ConventionQuestion(name, asks, call, meanings, call_counted_from_end=call_counted_from_end)
@@ -531,11 +532,13 @@ def matches_meaning(
     exact = truth.exact.get(question.stage)
     if exact is None or exact.high.shape != array.shape:
         return False
-    truth = truth.for_returned({question.stage: array})
+    truth = truth.for_returned_dtypes({question.stage: array})
     if meaning.factor == 1:
-        return stage_agrees(truth.reference(question.stage, rounding_model, array), array)
+        return stage_agrees(truth.stage_reference(question.stage, rounding_model, array), array)
     # A result in another unit is rounded to a neighbouring exponent at most, and so are its parts.
-    allowed = _UNIT_CHANGE_SLACK * (truth.bounds.of(rounding_model)[question.stage].max_error + exact.radius)
+    allowed = _UNIT_CHANGE_SLACK * (
+        truth.bounds.bounds_by_stage(rounding_model)[question.stage].max_error + exact.radius
+    )
     return bool((np.abs(array.astype(np.float64) * meaning.factor - exact.high) <= allowed).all())
 
 

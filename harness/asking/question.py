@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import RoundedInputs, make_inputs, problem_from_case
+from attncheck.reading.inputs import RoundedInputs, make_inputs, make_problem_of_case
 from attncheck.reading.problem import Problem
 
 
@@ -30,4 +30,4 @@ class Question:
     @property
     def problem(self) -> Problem:
         """The call as a worker gets it."""
-        return problem_from_case(self.case, self.inputs).as_call()
+        return make_problem_of_case(self.case, self.inputs).as_call()

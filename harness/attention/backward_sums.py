@@ -27,10 +27,10 @@ from attncheck.attention.backward import (
     GradLogits,
     GradScores,
     gradient_storage_rounding,
-    sensitivity_to_score_scale,
+    score_scale_sensitivity,
 )
 from attncheck.attention.errors import (
-    ORDER_FACTOR,
+    SUMMATION_ORDER_FACTOR,
     ZERO,
     Bound,
     BoundedStage,
@@ -41,28 +41,28 @@ from attncheck.attention.errors import (
     make_bound,
     matmul_variance_factors,
     quantization_error,
-    quantized_operand,
+    quantize_operand,
     row_sums,
     summation_variance,
     transposed,
 )
 from attncheck.attention.flags import pass_through
-from attncheck.attention.logits import broadcast_axes, exact_grad_bias, reach_of_grad_bias
+from attncheck.attention.logits import exact_grad_bias, lift_shape_and_broadcast_axes, propagate_grad_bias_flags
 from attncheck.attention.problem import Computation
 from attncheck.attention.scores import (
     PerHead,
-    count_constant_roundings,
-    count_scale_roundings,
     exact_grad_key,
     exact_grad_query,
-    exact_times_scale,
-    folds_exactly_into_operands,
-    reach_of_grad_key,
-    scale_of,
+    is_scale_folding_exact,
+    max_roundings_of_constant,
+    max_roundings_of_scale,
+    multiply_by_scale_exactly,
+    propagate_grad_key_flags,
+    score_scale,
 )
 from attncheck.attention.softmax import flag_linear_weights
 from attncheck.attention.step import ErrorContext, GraphNode, Step
-from attncheck.attention.weighted_mean import exact_grad_value, reach_of_grad_value
+from attncheck.attention.weighted_mean import exact_grad_value, propagate_grad_value_flags
 from attncheck.reading.lowering import Factor
 from attncheck.spec import Shape
 from attncheck.spec.rounding import RoundingModel
@@ -79,15 +79,15 @@ by statistics."""
 class ScaleRounding:
     """The roundings of a scale, relative to what is added up."""
 
-    factor: PerHead  # max(1, |a|), for what underflows before it is scaled
+    underflow_factor: PerHead  # max(1, |a|), for what underflows before it is scaled
     max_error: PerHead = 0.0  # n_s max(u_s, u_p) + n_pre u_pre
     variance: PerHead = 0.0
-    constant: PerHead = 0.0  # n_a u_s: the roundings of the constant, one number in every element of a head
+    constant_error: PerHead = 0.0  # n_a u_s: the roundings of the constant, one number in every element of a head
 
     @property
     def is_shared(self) -> bool:
         """True if all heads have one scale."""
-        return np.ndim(self.factor) == 0
+        return np.ndim(self.underflow_factor) == 0
 
     def max_over_groups(self, groups: int) -> ScaleRounding:
         """Return the largest of the query heads that share a key head."""
@@ -95,9 +95,9 @@ class ScaleRounding:
             return self
 
         def largest(number: PerHead) -> PerHead:
-            return np.broadcast_to(number, self.factor.shape).reshape(groups, -1, 1, 1).max(axis=1)
+            return np.broadcast_to(number, self.underflow_factor.shape).reshape(groups, -1, 1, 1).max(axis=1)
 
-        return ScaleRounding(*map(largest, (self.factor, self.max_error, self.variance, self.constant)))
+        return ScaleRounding(*map(largest, (self.underflow_factor, self.max_error, self.variance, self.constant_error)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,27 +106,27 @@ class GradientSums:
 
     value: Real
     magnitude: Real  # of what is added up, errors included
-    squares: Real
+    sum_of_squares: Real
     max_error: Real  # what the factor's errors make
     variance: Real
     scaling: ScaleRounding
-    count: Real  # N: what is not exactly 0
+    nonzero_count: Real  # N: what is not exactly 0
     score_scale_variance: float  # u_s^2 + u_c^2, and of factors that are cut off
     score_scale_change: Real  # what a relative change of all scores makes: one number's error, in every head the same
-    deviation: Real  # of what errors that all terms share make
-    floor: Real  # what underflow of the factor makes
+    shared_deviation: Real  # of what errors that all terms share make
+    underflow_error: Real  # what underflow of the factor makes
     underflow_variance: Real  # its variance
 
 
 def scale_rounding_of(scale: Factor, rounding: RoundingModel) -> ScaleRounding:
     """Return the roundings of a scale that multiplies ds, a sum of it, or the other factor."""
-    folds_exactly, counted = folds_exactly_into_operands(scale, rounding), count_scale_roundings(scale)
+    folds_exactly, counted = is_scale_folding_exact(scale, rounding), max_roundings_of_scale(scale)
     folded, storing = np.where(folds_exactly, 0.0, rounding.prescale_unit), gradient_storage_rounding(rounding)[0]
     return ScaleRounding(
-        factor=np.maximum(1.0, abs(scale)),
+        underflow_factor=np.maximum(1.0, abs(scale)),
         max_error=(1 + counted) * storing + rounding.prescale_count * folded,
         variance=storing**2 + 2 * folded**2,
-        constant=count_constant_roundings(counted, folds_exactly) * rounding.score_unit,
+        constant_error=max_roundings_of_constant(counted, folds_exactly) * rounding.score_unit,
     )
 
 
@@ -145,29 +145,31 @@ def bound_grouped_sums(sums: GradientSums, exact: Real, length: int, rounding: R
         return summed
 
     scaling = sums.scaling.max_over_groups(heads)
-    count, u_acc, u_o = together(sums.count), rounding.accumulate_unit, rounding.output_unit
-    magnitude, squares = together(sums.magnitude), together(sums.squares)
+    count, u_acc, u_o = together(sums.nonzero_count), rounding.accumulate_unit, rounding.output_unit
+    magnitude, squares = together(sums.magnitude), together(sums.sum_of_squares)
     some = count > 0
     relative = count * u_acc + scaling.max_error + (tiles - 1) * u_o + rounding.product_error
     # A sum before it is scaled, its products and partial sums.
     lost = 2 * (count + 2) * rounding.accumulate_underflow + (tiles + 1) * rounding.output_underflow
-    floor = some * scaling.factor * lost
+    floor = some * scaling.underflow_factor * lost
     max_error = (together(sums.max_error) + relative * magnitude) * (1 + 8 * rounding.coarsest_unit)
     max_error = max_error + floor
     variance, heads_square, exact_square = together(sums.variance), together(sums.value**2), exact * exact
     if sums.underflow_variance is not ZERO:
-        max_error, variance = max_error + together(sums.floor), variance + together(sums.underflow_variance)
+        max_error, variance = max_error + together(sums.underflow_error), variance + together(sums.underflow_variance)
     if sums.score_scale_change is not ZERO:
         variance = variance + sums.score_scale_variance * together(sums.score_scale_change) ** 2
-    if sums.deviation is not ZERO:
-        variance = variance + together(sums.deviation) ** 2
+    if sums.shared_deviation is not ZERO:
+        variance = variance + together(sums.shared_deviation) ** 2
     of_total, of_squares = matmul_variance_factors(rounding, count)
     variance = variance + of_total * np.maximum(exact_square, heads_square)
     variance += (of_squares + scaling.variance) * squares
     # Scales of their own are rounded each by itself, and what cancels in a sum of heads does not in their errors.
-    variance += scaling.constant**2 * (exact_square if scaling.is_shared else np.maximum(exact_square, heads_square))
+    variance += scaling.constant_error**2 * (
+        exact_square if scaling.is_shared else np.maximum(exact_square, heads_square)
+    )
     if tiles > 1:
-        variance += ORDER_FACTOR * u_o**2 * tiles * (heads_square / 3 + squares / 6)
+        variance += SUMMATION_ORDER_FACTOR * u_o**2 * tiles * (heads_square / 3 + squares / 6)
     if group > 1:
         max_error = max_error + (rounding.output_count * u_o + group * u_acc) * (magnitude + max_error)
         max_error, floor = (
@@ -194,7 +196,7 @@ def bound_after_storage(
     return Bound(np.where(has_terms, bound.max_error, 0.0), np.where(has_terms, bound.sigma, 0.0))
 
 
-def bounded_gradient(stage: str, weights: BackwardWeights, exact: Real, bound: Bound) -> BoundedStage:
+def make_bounded_gradient(stage: str, weights: BackwardWeights, exact: Real, bound: Bound) -> BoundedStage:
     """Return a gradient with its bound; no statistical scale if weights that reach it are no longer linear."""
     nonlinear = flag_nonlinear_weights(weights)
     if not nonlinear.any():
@@ -218,33 +220,33 @@ def _elements_reached_by_weights(stage: str, nonlinear: NDArray[np.bool_], shape
     return np.broadcast_to(shared, shape)
 
 
-def _grad_query_error(at: ErrorContext, scores: GradScores, key: Operand) -> BoundedStage:
-    key = quantized_operand("backward_key", key, at.rounding)
+def _bound_grad_query(at: ErrorContext, scores: GradScores, key: Operand) -> BoundedStage:
+    key = quantize_operand("backward_key", key, at.rounding)
     keys = broadcast_heads(key.value, scores.value.shape[1])
-    factor = scale_of(at.problem)
+    factor = score_scale(at.problem)
     sums = _sum_grad_scores(scores, keys, factor, at.rounding)
     sums = replace(sums, variance=factor**2 * _grad_query_variance(scores, keys, at.rounding))
-    sums = _with_operand_errors(sums, scores, key, factor)
+    sums = _add_operand_errors(sums, scores, key, factor)
     bound = bound_grouped_sums(sums, at.value, key.value.shape[-2], at.rounding)
-    return bounded_gradient("grad_query", scores.logits.weights, at.value, bound)
+    return make_bounded_gradient("grad_query", scores.logits.weights, at.value, bound)
 
 
-def _grad_key_error(at: ErrorContext, scores: GradScores, query: Operand, _: Operand) -> BoundedStage:
-    factor, query = scale_of(at.problem), quantized_operand("backward_query", query, at.rounding)
-    sums = _with_operand_errors(
+def _bound_grad_key(at: ErrorContext, scores: GradScores, query: Operand, _: Operand) -> BoundedStage:
+    factor, query = score_scale(at.problem), quantize_operand("backward_query", query, at.rounding)
+    sums = _add_operand_errors(
         _sum_grad_key(scores, query.value, factor, at.rounding), scores, query, factor, by_key=True
     )
     bound = bound_grouped_sums(sums, at.value, query.value.shape[-2], at.rounding)
-    return bounded_gradient("grad_key", scores.logits.weights, at.value, bound)
+    return make_bounded_gradient("grad_key", scores.logits.weights, at.value, bound)
 
 
-def _grad_value_error(at: ErrorContext, weights: BackwardWeights, grad_output: Operand, _: Operand) -> BoundedStage:
-    sums = _sum_grad_value(weights, quantized_operand("grad_output", grad_output, at.rounding), at.rounding)
+def _bound_grad_value(at: ErrorContext, weights: BackwardWeights, grad_output: Operand, _: Operand) -> BoundedStage:
+    sums = _sum_grad_value(weights, quantize_operand("grad_output", grad_output, at.rounding), at.rounding)
     bound = bound_grouped_sums(sums, at.value, grad_output.value.shape[-2], at.rounding)
-    return bounded_gradient("grad_value", weights, at.value, bound)
+    return make_bounded_gradient("grad_value", weights, at.value, bound)
 
 
-def _grad_bias_error(at: ErrorContext, logits: GradLogits) -> BoundedStage:
+def _bound_grad_bias(at: ErrorContext, logits: GradLogits) -> BoundedStage:
     columns = slice(None, logits.value.shape[-1] - at.problem.added_keys)
     return bound_summed_grad_logits(at, logits, at.value.shape, columns)
 
@@ -254,7 +256,7 @@ def bound_summed_grad_logits(at: ErrorContext, logits: GradLogits, shape: Shape,
 
     The value that the step returns has as many elements as the shape.
     """
-    lifted, axes = broadcast_axes(shape, logits.value.ndim)
+    lifted, axes = lift_shape_and_broadcast_axes(shape, logits.value.ndim)
     bound = _bound_column_sums(logits, at.value.reshape(lifted), columns, at)
     bent = flag_nonlinear_weights(logits.weights)[..., columns]
     scale = np.where(bent.any(axis=axes, keepdims=True), bound.max_error, bound.sigma)
@@ -262,7 +264,7 @@ def bound_summed_grad_logits(at: ErrorContext, logits: GradLogits, shape: Shape,
     return BoundedStage(at.value, Bound(max_error, scale))
 
 
-def _with_operand_errors(
+def _add_operand_errors(
     sums: GradientSums, scores: GradScores, operand: Operand, factor: Factor, *, by_key: bool = False
 ) -> GradientSums:
     """Add the errors of the computed keys or queries by which ds is multiplied."""
@@ -286,7 +288,12 @@ def _sum_grad_scores(
 ) -> GradientSums:
     """Return a ds k, or a ds^T q, but for its variance."""
     weights, scale, size = scores.logits.weights, abs(factor), np.abs(operand)
-    for_scores, errors, attended, count = np.abs(scores.value), scores.max_error, weights.attended, weights.rows.count
+    for_scores, errors, attended, count = (
+        np.abs(scores.value),
+        scores.max_error,
+        weights.attended_as_numbers,
+        weights.rows.attended_count,
+    )
     if by_key:
         for_scores, errors, attended = (transposed(array) for array in (for_scores, errors, attended))
         count = attended.sum(axis=-1, keepdims=True)
@@ -299,15 +306,15 @@ def _sum_grad_scores(
     return GradientSums(
         value=factor * (value @ operand),
         magnitude=scale * (for_scores @ size) + max_error,
-        squares=scale**2 * (squares @ square_operand),
+        sum_of_squares=scale**2 * (squares @ square_operand),
         max_error=max_error,
         variance=ZERO,
         scaling=scale_rounding_of(factor, rounding),
-        count=count,
+        nonzero_count=count,
         score_scale_variance=weights.rows.score_scale_variance(rounding),
         score_scale_change=ZERO,
-        deviation=ZERO,
-        floor=_underflow_bound(factor, attended @ size, for_scores.sum(axis=-1, keepdims=True), rounding),
+        shared_deviation=ZERO,
+        underflow_error=_underflow_bound(factor, attended @ size, for_scores.sum(axis=-1, keepdims=True), rounding),
         underflow_variance=lost,
     )
 
@@ -316,14 +323,14 @@ def _sum_grad_key(scores: GradScores, query: Real, factor: Factor, rounding: Rou
     """Return a ds^T q."""
     sums, scale, size = _sum_grad_scores(scores, query, factor, rounding, by_key=True), abs(factor), np.abs(query)
     deviation = ZERO
-    if scores.logits.weights.shares_errors:
-        deviation = scale * (transposed(scores.deviation(rounding)) @ size)
-    moves = factor * (transposed(sensitivity_to_score_scale(scores.logits) * scores.slope.value) @ query)
+    if scores.logits.weights.queries_share_errors:
+        deviation = scale * (transposed(scores.shared_deviation(rounding)) @ size)
+    moves = factor * (transposed(score_scale_sensitivity(scores.logits) * scores.slope.value) @ query)
     return replace(
         sums,
-        variance=scale**2 * (transposed(scores.variance(rounding)) @ (size * size)),
+        variance=scale**2 * (transposed(scores.variance_per_score(rounding)) @ (size * size)),
         score_scale_change=moves if sums.scaling.is_shared else np.abs(moves),
-        deviation=deviation,
+        shared_deviation=deviation,
     )
 
 
@@ -331,30 +338,30 @@ def _sum_grad_value(weights: BackwardWeights, grad_output: Operand, rounding: Ro
     """Return p^T g."""
     gradient, rows, deviation, lost = grad_output.value, weights.rows, ZERO, ZERO
     size, square = grad_output.magnitude, gradient * gradient
-    of_codes = quantization_error("backward_weights", weights.largest + weights.max_error, rounding)
-    error, met = add_errors(weights.max_error, of_codes), weights.largest
-    max_error, variance = transposed(error) @ size, transposed(weights.variance(rounding)) @ square
+    of_codes = quantization_error("backward_weights", weights.largest_possible + weights.max_error, rounding)
+    error, met = add_errors(weights.max_error, of_codes), weights.largest_possible
+    max_error, variance = transposed(error) @ size, transposed(weights.variance_per_weight(rounding)) @ square
     if of_codes is not ZERO:  # small ones all lose alike
         lost = (transposed(of_codes) @ size) ** 2
     if grad_output.max_error is not None and grad_output.variance is not None:
-        if rounding.quantized:  # their errors are not small
+        if rounding.quantized_operands:  # their errors are not small
             met = met + error
         max_error = max_error + transposed(met) @ grad_output.max_error
         variance = variance + transposed(rows.weights * rows.weights) @ grad_output.variance
-    if weights.shares_errors:
-        deviation = transposed(weights.deviation()) @ size
+    if weights.queries_share_errors:
+        deviation = transposed(weights.shared_deviation()) @ size
     return GradientSums(
         value=transposed(rows.weights) @ gradient,
-        magnitude=transposed(weights.largest + error) @ size,
-        squares=transposed(rows.weights * rows.weights) @ square,
+        magnitude=transposed(weights.largest_possible + error) @ size,
+        sum_of_squares=transposed(rows.weights * rows.weights) @ square,
         max_error=max_error,
         variance=variance,
         scaling=ScaleRounding(1.0),
-        count=transposed(weights.attended).sum(axis=-1, keepdims=True),
+        nonzero_count=transposed(weights.attended_as_numbers).sum(axis=-1, keepdims=True),
         score_scale_variance=rows.score_scale_variance(rounding),
-        score_scale_change=transposed(rows.weights * (rows.shifted - rows.mean_shifted)) @ gradient,
-        deviation=deviation,
-        floor=ZERO,
+        score_scale_change=transposed(rows.weights * (rows.shifted_logits - rows.mean_shifted_logit)) @ gradient,
+        shared_deviation=deviation,
+        underflow_error=ZERO,
         underflow_variance=lost,
     )
 
@@ -374,7 +381,7 @@ def _underflow_bound(
 def _bound_column_sums(logits: GradLogits, exact: Real, columns: slice, at: ErrorContext) -> Bound:
     """Sum columns of the logits' gradient over the axes of length 1 that the result has, (B, H, Lq, T)."""
     rounding = at.rounding
-    shape, axes = broadcast_axes(exact.shape, exact.ndim)
+    shape, axes = lift_shape_and_broadcast_axes(exact.shape, exact.ndim)
 
     def summed(array: Real) -> Real:
         total: Real = array.sum(axis=axes, keepdims=True)
@@ -383,7 +390,7 @@ def _bound_column_sums(logits: GradLogits, exact: Real, columns: slice, at: Erro
     def together(array: Real) -> Real:
         return summed(array[..., columns])
 
-    count, error, u_acc = together(logits.weights.attended), logits.max_error, rounding.accumulate_unit
+    count, error, u_acc = together(logits.weights.attended_as_numbers), logits.max_error, rounding.accumulate_unit
     size = np.abs(logits.value) + error
     max_error = together(error) + np.maximum(count - 1, 0) * u_acc * together(size)
     max_error = max_error * (1 + 8 * rounding.coarsest_unit)
@@ -392,9 +399,9 @@ def _bound_column_sums(logits: GradLogits, exact: Real, columns: slice, at: Erro
         # The errors of one row have causes in common.
         variance = np.sqrt(variance).sum(axis=-1, keepdims=True) ** 2
     # Rounded keys and values are those of every query.
-    variance = summed(np.sqrt(variance)) ** 2 if logits.weights.shares_errors else summed(variance)
-    moves = sensitivity_to_score_scale(logits)[..., columns]
-    if np.ndim(scale_of(at.problem)):  # scales of their own are rounded each by itself
+    variance = summed(np.sqrt(variance)) ** 2 if logits.weights.queries_share_errors else summed(variance)
+    moves = score_scale_sensitivity(logits)[..., columns]
+    if np.ndim(score_scale(at.problem)):  # scales of their own are rounded each by itself
         moves = np.abs(moves.sum(axis=tuple({*axes} - {_HEADS_AXIS}), keepdims=True))
     variance = variance + logits.weights.rows.score_scale_variance(rounding) * moves.sum(axis=axes, keepdims=True) ** 2
     added = summation_variance(u_acc, count, exact * exact, together(logits.value**2))
@@ -402,32 +409,39 @@ def _bound_column_sums(logits: GradLogits, exact: Real, columns: slice, at: Erro
     return bound_after_storage(exact, max_error, variance, np.zeros(exact.shape), count > 0, rounding)
 
 
-def _grad_bias_value(problem: Computation, logits: Real) -> Real:
+def _sum_grad_logits_to_bias(problem: Computation, logits: Real) -> Real:
     columns = slice(None, logits.shape[-1] - problem.added_keys)
-    return sum_grad_logits(logits, problem.array("bias").shape, columns)
+    return sum_grad_logits(logits, problem.input_array("bias").shape, columns)
 
 
 def sum_grad_logits(logits: Real, shape: Shape, columns: slice) -> Real:
     """Add up some columns of the logits' gradient over the axes that a shape has not, or has of length 1."""
-    _, axes = broadcast_axes(shape, logits.ndim)
+    _, axes = lift_shape_and_broadcast_axes(shape, logits.ndim)
     summed: Real = logits[..., columns].sum(axis=axes, keepdims=True)
     return summed.reshape(shape)
 
 
-GRAD_QUERY = Step(exact_grad_query, _grad_query_error, reach=pass_through)
-GRAD_KEY = Step(exact_grad_key, _grad_key_error, reach=reach_of_grad_key)
-GRAD_VALUE = Step(exact_grad_value, _grad_value_error, reach=reach_of_grad_value)
-GRAD_BIAS = Step(exact_grad_bias, _grad_bias_error, reach=reach_of_grad_bias, value=_grad_bias_value)
+GRAD_QUERY = Step(exact_grad_query, _bound_grad_query, propagate_flags=pass_through)
+GRAD_KEY = Step(exact_grad_key, _bound_grad_key, propagate_flags=propagate_grad_key_flags)
+GRAD_VALUE = Step(exact_grad_value, _bound_grad_value, propagate_flags=propagate_grad_value_flags)
+GRAD_BIAS = Step(
+    exact_grad_bias,
+    _bound_grad_bias,
+    propagate_flags=propagate_grad_bias_flags,
+    evaluate_in_float64=_sum_grad_logits_to_bias,
+)
 
 
-GRADIENTS: Mapping[str, GraphNode] = {
+GRADIENT_NODES: Mapping[str, GraphNode] = {
     "grad_weights": GraphNode(GRAD_WEIGHTS, ("grad_output", "value")),
     "backward_weights": GraphNode(BACKWARD_WEIGHTS, ("weights", "query", "key", "scores")),
     "grad_logits": GraphNode(GRAD_LOGITS, ("backward_weights", "grad_weights", "masked")),
     "slope": GraphNode(SLOPE, ("scores",)),
     "grad_scores": GraphNode(GRAD_SCORES, ("grad_logits", "slope")),
     # What the scale rounds counts with the sums: it may be in front of them, behind them, or in what is added up.
-    "grad_products": GraphNode(Step(exact_times_scale, lambda _, scores: scores, reach=pass_through), ("grad_scores",)),
+    "grad_products": GraphNode(
+        Step(multiply_by_scale_exactly, lambda _, scores: scores, propagate_flags=pass_through), ("grad_scores",)
+    ),
     "grad_query": GraphNode(GRAD_QUERY, ("grad_products", "key")),
     "grad_key": GraphNode(GRAD_KEY, ("grad_products", "query", "key")),
     "grad_value": GraphNode(GRAD_VALUE, ("backward_weights", "grad_output", "value")),
@@ -437,30 +451,33 @@ GRADIENTS: Mapping[str, GraphNode] = {
 
 def _grad_query_variance(scores: GradScores, key: Real, rounding: RoundingModel) -> Real:
     """Return the variance of ds k, (..., Lq, D)."""
-    weights, centred, gradient = scores.logits.weights, scores.logits.centred, scores.logits.centred.gradient
+    weights, centred, gradient = scores.logits.weights, scores.logits.centred, scores.logits.centred.grad_weights
     rows = weights.rows
-    p, y, slope, square = rows.weights, centred.value, scores.slope, rows.squares
-    squares, weighted, moved = key * key, slope.times(p), p * rows.shifted * y
+    p, y, slope, square = rows.weights, centred.centred_value, scores.slope, rows.squared_weights
+    squares, weighted, moved = key * key, slope.multiply(p), p * rows.shifted_logits * y
     mean, result = weighted @ key, scores.value @ key  # X and S
     variance: Real = _grad_query_exponent_variance(scores, key, mean, result, rounding)
-    of_constants = slope.times(moved) @ key - mean * row_sums(moved)
-    variance += rows.score_scale_variance(rounding) * (of_constants - result * rows.mean_shifted) ** 2
-    common = weights.sum_variance + rounding.product_common
+    of_constants = slope.multiply(moved) @ key - mean * row_sums(moved)
+    variance += rows.score_scale_variance(rounding) * (of_constants - result * rows.mean_shifted_logit) ** 2
+    common = weights.sum_variance + rounding.common_product_variance
     variance += common * (np.abs(result) + np.abs(centred.delta * mean)) ** 2
-    if gradient.shares_errors:
+    if gradient.queries_share_errors:
         of_row = np.sqrt(gradient.factor_variance)  # a rounded g meets every key
         variance += ((weighted * (of_row + row_sums(p * of_row))) @ np.abs(key)) ** 2
-    size, of_size, square_mean = np.abs(slope.times(y)), np.abs(gradient.value), mean * mean
+    size, of_size, square_mean = np.abs(slope.multiply(y)), np.abs(gradient.value), mean * mean
     met, of_met = square * size, square * of_size
     of_weight = (met * size) @ squares + square_mean * row_sums(of_met * of_size)
     of_weight += 2 * np.abs(mean) * ((met * of_size) @ np.abs(key))
     variance += weights.rounding_variance * of_weight
     of_gradient = square * gradient.variance
-    sloped = slope.times(of_gradient)
-    alone = slope.times(sloped) @ squares
+    sloped = slope.multiply(of_gradient)
+    alone = slope.multiply(sloped) @ squares
     together = alone - 2 * mean * (sloped @ key) + square_mean * row_sums(of_gradient)
     variance += np.maximum(alone if rounding.recomputes_weights else 0.0, np.maximum(together, 0))
-    variance += scores.logits.delta_variance * square_mean + slope.times(slope.times(scores.logits.rounded)) @ squares
+    variance += (
+        scores.logits.delta_variance * square_mean
+        + slope.multiply(slope.multiply(scores.logits.rounding_squares)) @ squares
+    )
     if slope.softcap is None:
         return variance
     size = np.abs(scores.logits.value)
@@ -473,19 +490,21 @@ def _grad_query_exponent_variance(
     scores: GradScores, key: Real, mean: Real, result: Real, rounding: RoundingModel
 ) -> Real:
     """Return the variance of ds k by errors of exponents: each key's, and by Cauchy's inequality the shared ones."""
-    weights, y, slope = scores.logits.weights, scores.logits.centred.value, scores.slope
+    weights, y, slope = scores.logits.weights, scores.logits.centred.centred_value, scores.slope
     squares, of_means, of_both, of_results = key * key, mean * mean, 2 * result * mean, result * result
 
     def expand(weighted: Real) -> Real:
         """Return sum_l weighted_l times the square of theta_l's coefficient over p_l."""
         once = weighted * y
-        twice, sloped = once * y, slope.times(once)
+        twice, sloped = once * y, slope.multiply(once)
         sloped_twice = sloped * y
-        first = slope.times(sloped_twice) @ squares
+        first = slope.multiply(sloped_twice) @ squares
         rest = of_results * row_sums(weighted) + of_both * row_sums(once) + of_means * row_sums(twice)
         crossed = mean * (sloped_twice @ key) + result * (sloped @ key)
         together = np.maximum(first + rest - 2 * crossed, 0)
         return np.maximum(first + np.maximum(rest, 0), together) if rounding.recomputes_weights else together
 
     rows = weights.rows
-    return expand(rows.independent_terms) + expand(rows.weights) * row_sums(rows.weights * weights.shared)
+    return expand(rows.weighted_independent_variance) + expand(rows.weights) * row_sums(
+        rows.weights * weights.shared_variance
+    )

@@ -67,14 +67,14 @@ class Magnitudes(SingleArray):
     """The numbers are those of float64, without a radius."""
 
     @classmethod
-    def of_numbers(cls, numbers: Real) -> Self:
+    def from_finite_numbers(cls, numbers: Real) -> Self:
         return cls((numbers,))
 
     def high_low_radius(self) -> tuple[Real, Real, Real]:
         zero = np.zeros(self.shape)
         return self.numbers, zero, zero
 
-    def is_zero(self) -> Flags:
+    def flag_zeros(self) -> Flags:
         zero: Flags = self.numbers == 0
         return zero
 
@@ -93,10 +93,10 @@ class Float64Array(Magnitudes):
     """The numbers are those of float64, NaN and infinities among them: what is not attended is -inf as it stands."""
 
     @classmethod
-    def from_stored(cls, stored: NDArray[Any]) -> Self:
+    def wrap_stored_numbers(cls, stored: NDArray[Any]) -> Self:
         return cls((stored,))
 
-    def keep_allowed(self, allowed: Flags | None) -> Self:
+    def mask_forbidden(self, allowed: Flags | None) -> Self:
         return self if allowed is None else self._with_numbers(np.where(allowed, self.numbers, -np.inf))
 
 
@@ -105,7 +105,7 @@ class Balls(SingleArray):
     """The numbers are balls."""
 
     @classmethod
-    def of_numbers(cls, numbers: Real) -> Self:
+    def from_finite_numbers(cls, numbers: Real) -> Self:
         return cls((_vectorize(arb)(numbers),))
 
     def high_low_radius(self) -> tuple[Real, Real, Real]:
@@ -123,14 +123,14 @@ class Balls(SingleArray):
         lost = ~(np.isfinite(high) & np.isfinite(low))
         return high, np.where(lost, 0.0, low), np.where(lost, np.inf, radius)
 
-    def is_zero(self) -> Flags:
+    def flag_zeros(self) -> Flags:
         return _vectorized_test(arb.is_zero, self.numbers)
 
-    def has_small_radius(self, sizes: ExactArray, tolerance: float) -> Flags:
+    def flag_small_radii(self, sizes: ExactArray, tolerance: float) -> Flags:
         limits = np.broadcast_to(sizes.parts[0] * arb(tolerance), self.shape)
         return _vectorized_test(lambda ball, limit: ball.rad() <= limit, self.numbers, limits)
 
-    def row_maxima(self) -> Self:
+    def approximate_row_maxima(self) -> Self:
         """Return the largest midpoint: balls themselves have no order, a < b is false when they overlap."""
         rows = self.numbers.reshape(math.prod(self.shape[:-1]), self.shape[-1])
         flags = np.ones(rows.shape, np.bool_) if self.attended is None else self.attended.reshape(rows.shape)

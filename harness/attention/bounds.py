@@ -17,17 +17,18 @@ and, for the scale, independent roundings of the partial sums. ``docs/numerics.m
 
 Two bounds of one stage:
 
-* ``accumulated_bounds`` begin at the inputs of a case. They tell if the stage is right.
-* ``introduced_bounds`` begin at the stages that the implementation itself returned, each with its storage error. They
-  tell if this step is right, even if an earlier one is wrong. So they tell where an error begins.
+* ``bound_accumulated_errors`` begin at the inputs of a case. They tell if the stage is right.
+* ``bound_introduced_errors`` begin at the stages that the implementation itself returned, each with its storage error.
+  They tell if this step is right, even if an earlier one is wrong. So they tell where an error begins.
 
 The alternatives. Interval arithmetic does not know that the weights of a row share a maximum and a sum, so its
 intervals are much wider than B. Measured tolerances need a trusted implementation for each format, and do not hold for
 another shape.
 
-If the score matrix is never stored, ``bounds_by_rows`` takes some query rows at a time, with the keys that they may
-attend to. Given key and value, the bound of a row depends only on what that row attends to. An exception are numbers
-that all rows of a head share, such as the extremes of the values: with fewer rows, these bounds become tighter.
+If the score matrix is never stored, ``bound_accumulated_errors_by_rows`` takes some query rows at a time, with the keys
+that they may attend to. Given key and value, the bound of a row depends only on what that row attends to. An exception
+are numbers that all rows of a head share, such as the extremes of the values: with fewer rows, these bounds become
+tighter.
 
 ``propagate_radii`` returns how far an exact result moves when every input moves by its radius: the allowance for
 printed, rounded inputs (section 8). A document that prints its inputs rounded computed with other numbers than it
@@ -62,7 +63,7 @@ Arrays = Mapping[str, NDArray[Any]]
 ErrorState = TypeVar("ErrorState", bound=Elementwise)
 
 
-def accumulated_bounds(
+def bound_accumulated_errors(
     problem: Problem, rounding: RoundingModel, exact: Mapping[str, Real], stages: Collection[str] | None = None
 ) -> dict[str, Bound]:
     """Bound the error of every stage against the exact answer from the inputs.
@@ -70,7 +71,7 @@ def accumulated_bounds(
     Inputs are as stored, ``exact`` are the exact stages rounded to float64, of which all are needed that ``stages``
     (by default all of them) follow from. If the exact value is not finite, the bound is 0.
     """
-    return bound_stages(Computation.of(problem), rounding, exact, exact if stages is None else stages)
+    return bound_stages(Computation.from_problem(problem), rounding, exact, exact if stages is None else stages)
 
 
 def bound_stages(
@@ -79,12 +80,12 @@ def bound_stages(
     """Do the same for a problem that may have only some of the query rows and keys."""
     problem = prepare_for_bounds(problem)
     with np.errstate(all="ignore"):
-        walk = error_walk(problem, rounding, value_walk(problem, _known_values(problem, exact)))
+        walk = error_walk(problem, rounding, value_walk(problem, _values_of_known_nodes(problem, exact)))
         asked = [name for name in exact if name in stages and name in walk.graph]
-        return {name: _drop_added_key(walk.node(name).bound(rounding), problem, name) for name in asked}
+        return {name: _drop_added_key(walk.evaluate(name).bound(rounding), problem, name) for name in asked}
 
 
-def introduced_bounds(
+def bound_introduced_errors(
     problem: Computation, rounding: RoundingModel, returned: Arrays, exact: Mapping[str, Real]
 ) -> dict[str, Bound] | None:
     """Bound the error of stages against their ``exact`` values from the implementation's own previous stages.
@@ -94,7 +95,7 @@ def introduced_bounds(
     multi_head_attention, without which there is no bound. None where such a predecessor is missing or one is, at an
     attended key, not finite; and for gradients, none of which follows from another.
     """
-    if OPERATIONS[problem.operation].has_gradients:
+    if OPERATIONS[problem.operation].computes_gradients:
         return None
     problem = prepare_for_bounds(problem)
     graph = graph_of(problem)
@@ -103,22 +104,22 @@ def introduced_bounds(
     nodes = set(iterate_ancestors(graph, stage, before))
     if any(name in graph and not graph[name].operands for name in nodes - before):
         return None
-    if "masked" in before and problem.fill is None:
+    if "masked" in before and problem.mask_fill is None:
         # What the implementation itself masked says who is attended to, rightly or not.
         problem = problem.without_mask()
     starts = {name: problem.with_added_key(name, as_float64(returned[name])) for name in nodes & before}
     with np.errstate(all="ignore"):
         values = value_walk(
-            problem, {**starts, **_known_values(problem, {name: as_float64(exact[name]) for name in exact})}
+            problem, {**starts, **_values_of_known_nodes(problem, {name: as_float64(exact[name]) for name in exact})}
         )
         try:
             walk = error_walk(problem, rounding, values, starts)
-            return {name: _drop_added_key(walk.node(name).bound(rounding), problem, name) for name in exact}
+            return {name: _drop_added_key(walk.evaluate(name).bound(rounding), problem, name) for name in exact}
         except NotFiniteError:
             return None
 
 
-def _known_values(problem: Computation, exact: Mapping[str, Real]) -> dict[str, Any]:
+def _values_of_known_nodes(problem: Computation, exact: Mapping[str, Real]) -> dict[str, Any]:
     """Return the values of nodes that exact stages determine."""
     known: dict[str, Any] = {name: problem.with_added_key(name, array) for name, array in exact.items()}
     is_plain = not problem.added_keys and problem.options.get("lse_base") != "2"
@@ -129,29 +130,29 @@ def _known_values(problem: Computation, exact: Mapping[str, Real]) -> dict[str, 
 
 def _drop_added_key(state: ErrorState, problem: Computation, stage: str) -> ErrorState:
     """Leave out the key that is added."""
-    return state.mapped(partial(problem.without_added_key, stage)) if problem.added_keys else state
+    return state.map_arrays(partial(problem.without_added_key, stage)) if problem.added_keys else state
 
 
 def prepare_for_bounds(problem: Computation) -> Computation:
     """Return a problem for error bounds: widen the inputs, and drop ``empty_rows``, which rounds nothing."""
-    if problem.is_wide:
+    if problem.is_float64:
         return problem
     kept = {name: value for name, value in problem.options.items() if name != "empty_rows"}
-    return replace(problem.in_float64(), options=kept, is_wide=True)
+    return replace(problem.in_float64(), options=kept, is_float64=True)
 
 
-ELEMENTS_AT_A_TIME = 1 << 18
+MAX_ELEMENTS_AT_A_TIME = 1 << 18
 """Elements of the score matrix at a time; about thirty arrays of so many float64 numbers are held at once."""
 
 
-def bounds_by_rows(
+def bound_accumulated_errors_by_rows(
     problem: Problem, rounding: RoundingModel, exact: Mapping[str, Real], stages: Sequence[str]
 ) -> dict[str, Bound]:
-    """Bound the error of stages without an axis of keys, as ``accumulated_bounds`` does."""
-    computation = Computation.of(problem)
+    """Bound the error of stages without an axis of keys, as ``bound_accumulated_errors`` does."""
+    computation = Computation.from_problem(problem)
     attended = next(exact[stage] for stage in reversed(LOGITS) if stage in exact) > -np.inf
     *_, queries, keys = attended.shape
-    size = max(1, ELEMENTS_AT_A_TIME // max(math.prod(attended.shape) // max(queries, 1), 1))
+    size = max(1, MAX_ELEMENTS_AT_A_TIME // max(math.prod(attended.shape) // max(queries, 1), 1))
     parts = []
     for start in range(0, max(queries, 1), size):
         rows = np.arange(start, min(start + size, queries))
@@ -179,10 +180,10 @@ def _concatenate(stage: str, parts: Sequence[Bound]) -> Bound:
 
 def propagate_radii(problem: Problem, radii: Mapping[str, Real]) -> dict[str, Ball]:
     """Return every stage of a problem in canonical form as balls, from the radii of its numbers."""
-    computation = Computation.of(problem).in_float64()
+    computation = Computation.from_problem(problem).in_float64()
     of_numbers = {name for name, array in problem.inputs.items() if array.dtype != np.bool_}
     moved = {name: computation.input_with_added_key(name, radii[name]) for name in of_numbers}
     with np.errstate(all="ignore"):
         walk = radius_walk(computation, moved)
         computed = computed_stages(problem.operation, problem.options, problem.inputs)
-        return {stage: _drop_added_key(walk.node(stage), computation, stage) for stage in computed}
+        return {stage: _drop_added_key(walk.evaluate(stage), computation, stage) for stage in computed}

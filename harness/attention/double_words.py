@@ -71,13 +71,14 @@ class DoubleWords(ExactArray):
 
     Example:
         >>> from fractions import Fraction
-        >>> high, low, radius = (part.item() for part in (1 / DoubleWords.of_numbers(np.array([[10.0]]))).parts)
+        >>> tenth = 1 / DoubleWords.from_finite_numbers(np.array([[10.0]]))
+        >>> high, low, radius = (part.item() for part in tenth.parts)
         >>> high, abs(Fraction(high) + Fraction(low) - Fraction(1, 10)) <= radius < 2.0**-104
         (0.1, True)
     """
 
     @classmethod
-    def of_numbers(cls, numbers: Real) -> Self:
+    def from_finite_numbers(cls, numbers: Real) -> Self:
         zero = np.zeros(numbers.shape)
         return cls((numbers, zero, zero))
 
@@ -98,7 +99,7 @@ class DoubleWords(ExactArray):
             return high, low, radius
         return np.where(known, high, 0.0), np.where(known, low, 0.0), np.where(known, radius, np.inf)
 
-    def is_zero(self) -> Flags:
+    def flag_zeros(self) -> Flags:
         zero: Flags = (self.parts[0] == 0) & (self.radius == 0)
         return zero
 
@@ -124,14 +125,14 @@ class DoubleWords(ExactArray):
         return self._with_parts((sign * self.parts[0], sign * self.parts[1], self.radius))
 
     def _maximum(self, other: Self) -> Self:
-        larger = self.where((self - other).parts[0] >= 0, other)
+        larger = self.select_where((self - other).parts[0] >= 0, other)
         return self._with_parts((*larger.pair, np.maximum(self.radius, other.radius)))
 
     def sqrt(self) -> Self:
         high = self.parts[0]
         pair = _sqrt_pair(self.pair)
         radius = self.radius / pair[0] * (1 + 2.0**-50) + ROOT_ERROR * pair[0]
-        radius = np.where(high > _NEAR_UNDERFLOW, radius * _RADIUS_SLACK, np.where(self.is_zero(), 0.0, np.inf))
+        radius = np.where(high > _NEAR_UNDERFLOW, radius * _RADIUS_SLACK, np.where(self.flag_zeros(), 0.0, np.inf))
         return self._with_parts((np.where(high > 0, pair[0], 0.0), np.where(high > 0, pair[1], 0.0), radius))
 
     def exp(self) -> Self:
@@ -173,10 +174,10 @@ class DoubleWords(ExactArray):
                 True if terms.all() else (left.magnitudes > 0).astype(float) @ (right.magnitudes > 0).astype(float) > 0
             )
             radius = radius + cut * some
-        if left.unit is None or right.unit is None:
+        if left.power_of_two is None or right.power_of_two is None:
             made = tuple(np.ldexp(part, left.exponent + right.exponent) for part in (high, low, radius))
         else:
-            made = tuple(part * left.unit * right.unit for part in (high, low, radius))
+            made = tuple(part * left.power_of_two * right.power_of_two for part in (high, low, radius))
         size, moved = np.abs(made[0]), made[2]
         if not (size.size and size.min() >= _NEAR_UNDERFLOW and size.max() < np.inf):
             some = (high != 0) | (radius > 0)
@@ -288,17 +289,17 @@ def _matmul_radius(left: Real, left_radius: Real, right: Real, right_radius: Rea
 class _ScaledRows:
     """Rows or columns of numbers of at most 1 in size, 2^exponent of which are the operand; ``whole`` are their sizes.
 
-    ``unit`` is 2^exponent, by which it is faster to multiply; None near the ends of float64. ``second`` are the lower
-    words, None if there are none; what underflow took is below ``lost``.
+    ``power_of_two`` is 2^exponent, by which it is faster to multiply; None near the ends of float64. ``low`` are the
+    lower words, None if there are none; what underflow took is below ``underflow_loss``.
     """
 
     axis: int
-    first: Real
-    second: Real | None
+    high: Real
+    low: Real | None
     magnitudes: Real
     exponent: Exponents
-    unit: Real | None
-    lost: float
+    power_of_two: Real | None
+    underflow_loss: float
 
 
 def _scale_rows_below_one(pair: Pair, axis: int) -> _ScaledRows:
@@ -330,7 +331,7 @@ def _multiply_slices(left: _ScaledRows, right: _ScaledRows, least: float) -> tup
     first, in float64 as long as that is enough. Returns high, low, what adding up may have rounded, and what all that
     is left out amounts to at most, if there is any term.
     """
-    inner = max(left.first.shape[-1], 1)
+    inner = max(left.high.shape[-1], 1)
     bits = min(SLICE_BITS, math.floor((53 - math.log2(2.6 * inner)) / 2))
     needed = KEPT_BITS + math.log2(inner) - math.log2(least)
     most = min(math.ceil(needed / bits), MAX_SLICES)
@@ -339,11 +340,11 @@ def _multiply_slices(left: _ScaledRows, right: _ScaledRows, least: float) -> tup
     count = rows.count + columns.count - 1
     kept = min(most, count)
     cut = 4 * 2.0 ** (-bits * most) * (rows.is_cut or columns.is_cut or count > kept)
-    cut += 2.0 ** (-PLAIN_BITS - bits * plain) * (kept > plain + 1) + left.lost + right.lost
+    cut += 2.0 ** (-PLAIN_BITS - bits * plain) * (kept > plain + 1) + left.underflow_loss + right.underflow_loss
     high = low = rounded = _ZERO
     for diagonal in reversed(range(kept)):
         first, stop = max(0, diagonal - columns.count + 1), min(diagonal + 1, rows.count)
-        product = rows.part(first, stop) @ columns.part(diagonal + 1 - stop, diagonal + 1 - first)
+        product = rows.select_slices(first, stop) @ columns.select_slices(diagonal + 1 - stop, diagonal + 1 - first)
         if diagonal >= plain or diagonal == kept - 1:
             high = product if high is _ZERO else high + product
         elif low is _ZERO:
@@ -358,26 +359,28 @@ def _multiply_slices(left: _ScaledRows, right: _ScaledRows, least: float) -> tup
 class _Slices:
     """Slices of rows side by side, or of columns one below the other and in the opposite order.
 
-    ``most`` fit into ``pieces``, ``count`` there are, of ``inner`` numbers each; what they leave ``is_cut``.
+    ``capacity`` fit into ``pieces``, ``count`` there are, of ``slice_length`` numbers each; what they leave ``is_cut``.
     """
 
     pieces: Real
     axis: int
-    inner: int
-    most: int
+    slice_length: int
+    capacity: int
     count: int
     is_cut: bool
 
-    def part(self, first: int, stop: int) -> Real:
+    def select_slices(self, first: int, stop: int) -> Real:
         """Return slices from one up to another."""
         if self.axis == -1:
-            return self.pieces[..., first * self.inner : stop * self.inner]
-        return self.pieces[..., (self.most - stop) * self.inner : (self.most - first) * self.inner, :]
+            return self.pieces[..., first * self.slice_length : stop * self.slice_length]
+        return self.pieces[
+            ..., (self.capacity - stop) * self.slice_length : (self.capacity - first) * self.slice_length, :
+        ]
 
 
 def _cut_into_slices(numbers: _ScaledRows, bits: int, max_slices: int) -> _Slices:
     """Cut numbers into multiples of 2^-bits, 2^(-2 bits) and so on, until less than 2^(-bits max_slices) is left."""
-    first, second, axis = numbers.first.copy(), numbers.second, numbers.axis
+    first, second, axis = numbers.high.copy(), numbers.low, numbers.axis
     inner = first.shape[axis]
     shape = list(first.shape)
     shape[axis] *= max_slices
@@ -386,7 +389,7 @@ def _cut_into_slices(numbers: _ScaledRows, bits: int, max_slices: int) -> _Slice
         if second is not None and index and index % 2 == 0:
             first, second = _two_sum(first, second)
         grid = 1.5 * 2.0 ** (52 - bits * (index + 1))  # of which the last bit is the slice's
-        piece = np.add(first, grid, out=slices.part(index, index + 1))
+        piece = np.add(first, grid, out=slices.select_slices(index, index + 1))
         piece -= grid
         first -= piece
         if second is None and not first.any():

@@ -32,7 +32,7 @@ _ONE: Real = np.ones((1, 1))
 _MIN_VARIANCE = 2.0**-900
 """Sums of squares below have lost terms to underflow; nothing is known of the statistical scale there."""
 
-ORDER_FACTOR = 2.0
+SUMMATION_ORDER_FACTOR = 2.0
 """f. For x_1 .. x_n with sum s and sum of squares Q, the partial sums S_m of a random order have the mean
 
     E sum_m S_m^2 = (n + 1) (s^2 / 3 + Q / 6)
@@ -45,7 +45,7 @@ so the roundings of a sum have the variance u^2 times that; twice as much is all
 class Elementwise:
     """Arrays that together describe the same elements."""
 
-    def mapped(self, function: Callable[[Any], Any]) -> Self:
+    def map_arrays(self, function: Callable[[Any], Any]) -> Self:
         """Rearrange the elements, repeat or leave some out, in all of the arrays."""
         parts = {field.name: getattr(self, field.name) for field in fields(self)}
         arrays = {name: function(part) for name, part in parts.items() if isinstance(part, np.ndarray)}
@@ -53,7 +53,7 @@ class Elementwise:
 
     def repeat_heads(self, heads: int) -> Self:
         """Repeat each head of a key or value for the query heads that share it: (B, Hkv, L, D) -> (B, H, L, D)."""
-        return self.mapped(lambda part: repeat_heads(part, heads))
+        return self.map_arrays(lambda part: repeat_heads(part, heads))
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,13 +68,14 @@ class Bound(Elementwise):
 class Operand(Elementwise):
     """An array as an implementation holds it: exact values, and their error if they are computed ones.
 
-    ``common`` is the variance of a relative error that all elements of a row have in common, (..., L, 1).
+    ``common_relative_variance`` is the variance of a relative error that all elements of a row have in common, (..., L,
+    1).
     """
 
     value: Real
     max_error: Real | None = None
     variance: Real | None = None
-    common: Real | None = None
+    common_relative_variance: Real | None = None
 
     @property
     def magnitude(self) -> Real:
@@ -83,15 +84,19 @@ class Operand(Elementwise):
         return magnitude if self.max_error is None else magnitude + self.max_error
 
     @property
-    def errors(self) -> tuple[Real, Real]:
+    def max_error_and_variance(self) -> tuple[Real, Real]:
         """The largest error of each element and its variance: 0 if they are exact."""
         zero = np.zeros_like(self.value)
         return zero if self.max_error is None else self.max_error, zero if self.variance is None else self.variance
 
     def bound(self, _: RoundingModel) -> Bound:
         """Return the bound of a computed operand."""
-        max_error, variance = self.errors
-        variance = variance if self.common is None else variance + self.common * self.value**2
+        max_error, variance = self.max_error_and_variance
+        variance = (
+            variance
+            if self.common_relative_variance is None
+            else variance + self.common_relative_variance * self.value**2
+        )
         return make_bound(self.value, max_error, variance, 0.0)
 
 
@@ -99,35 +104,35 @@ class Operand(Elementwise):
 class Logits(Elementwise):
     """One stage between the product of query and key and the softmax, and its error per element.
 
-    ``max_error`` is D. ``independent`` (tau^2) is the variance of errors that each key has for itself, ``shared`` of
-    errors that the keys of a row may have in common. ``floor`` is an absolute error by underflow, and
-    ``score_scale_error_variance`` the variance of a relative error that all scores have in common; the variances before
-    include neither. ``constant`` flags elements that are one and the same number, error included, and not computed from
-    query and key. ``restored_mean_error``, (..., Lq, 1), is the rounding of a number that was subtracted from a row's
-    scores and is added to its log_sum_exp.
+    ``max_error`` is D. ``independent_variance`` (tau^2) is the variance of errors that each key has for itself,
+    ``shared_variance`` of errors that the keys of a row may have in common. ``underflow_error`` is an absolute error by
+    underflow, and ``score_scale_error_variance`` the variance of a relative error that all scores have in common; the
+    variances before include neither. ``constant_elements`` flags elements that are one and the same number, error
+    included, and not computed from query and key. ``restored_mean_error``, (..., Lq, 1), is the rounding of a number
+    that was subtracted from a row's scores and is added to its log_sum_exp.
     """
 
     value: Real
     max_error: Real
-    independent: Real
-    shared: Real
-    floor: Real
+    independent_variance: Real
+    shared_variance: Real
+    underflow_error: Real
     score_scale_error_variance: float = 0.0
-    constant: NDArray[np.bool_] | None = None
+    constant_elements: NDArray[np.bool_] | None = None
     restored_mean_error: Real | None = None
 
     def shared_with_proportion(self, scores: Real) -> Real:
         """Return the shared variance after another step, which shares an error in proportion to ``scores``."""
         return (
-            self.shared + self.score_scale_error_variance * scores * scores
+            self.shared_variance + self.score_scale_error_variance * scores * scores
             if self.score_scale_error_variance
-            else self.shared
+            else self.shared_variance
         )
 
     def bound(self, rounding: RoundingModel) -> Bound:
         """Return the bound of the stage as it is returned: in the format of results, if that is the coarser one."""
-        exact, max_error, floor = self.value, self.max_error, self.floor
-        variance = add_errors(self.independent, self.shared)
+        exact, max_error, floor = self.value, self.max_error, self.underflow_error
+        variance = add_errors(self.independent_variance, self.shared_variance)
         if self.score_scale_error_variance:
             variance = variance + self.score_scale_error_variance * exact * exact
         if rounding.output_unit > rounding.score_unit:
@@ -162,7 +167,7 @@ class BoundedStage:
     final_bound: Bound
 
     @property
-    def errors(self) -> tuple[Real, Real]:
+    def max_error_and_variance(self) -> tuple[Real, Real]:
         """The largest error of each element and its variance."""
         return self.final_bound.max_error, self.final_bound.sigma**2
 
@@ -173,14 +178,14 @@ class BoundedStage:
 
 def make_bound(exact: Real, max_error: Real, variance: Real, floor: Real | float) -> Bound:
     """Make a bound; 0 if the exact value is not finite, since such values are compared and not measured."""
-    largest = usable_max_error(exact, max_error)
+    largest = replace_unusable_max_error(exact, max_error)
     scale, known = np.sqrt(variance), variance >= _MIN_VARIANCE
     scale = np.fmin(scale + floor, largest)
     # If nothing is known of the variance it is NaN, infinite, or too small.
     return Bound(largest, scale if known.all() else np.where(known, scale, largest))
 
 
-def usable_max_error(exact: Real, max_error: Real) -> Real:
+def replace_unusable_max_error(exact: Real, max_error: Real) -> Real:
     """Return the error to judge by: infinite if it is NaN, and 0 if the exact value is not finite."""
     largest: Real = max_error * _FLOAT64_SLACK
     if math.isnan(largest.max(initial=0.0)):
@@ -198,7 +203,7 @@ def add_errors(first: Real, second: Real) -> Real:
 
 def summation_variance(unit: float, length: int | Real, total_square: Real, squares: Real) -> Real:
     """Return the variance of an inner product of ``length`` terms: of its partial sums, and of its products."""
-    return ORDER_FACTOR * unit**2 * (length * (total_square / 3 + squares / 6) + squares)
+    return SUMMATION_ORDER_FACTOR * unit**2 * (length * (total_square / 3 + squares / 6) + squares)
 
 
 def relative_sum_error(rounding: RoundingModel, terms: int | Real) -> Real:
@@ -231,7 +236,7 @@ def matmul_variance_factors(rounding: RoundingModel, length: int | Real) -> tupl
     of_total, of_squares = (inner_product_variance(rounding, length, *terms) for terms in ((_ONE, ZERO), (ZERO, _ONE)))
     if not rounding.product_unit:
         return of_total, of_squares
-    return of_total + rounding.product_common, of_squares + 2 * rounding.product_spread**2
+    return of_total + rounding.common_product_variance, of_squares + 2 * rounding.product_spread**2
 
 
 def matmul_variance(rounding: RoundingModel, length: int | Real, total_square: Real, squares: Real) -> Real:
@@ -305,14 +310,14 @@ def zero_nonfinite(array: Real) -> Real:
 _FLOAT32_UNIT = FORMATS["float32"].unit_roundoff
 
 
-def quantized_operand(name: str, operand: Operand, rounding: RoundingModel) -> Operand:
+def quantize_operand(name: str, operand: Operand, rounding: RoundingModel) -> Operand:
     """Return the operand of a product, (..., L, D), as the class stores it: perhaps less a mean, off by its codes."""
     quantization = rounding.quantization_of(name)
     if quantization is None or not operand.value.size:
         return operand
     less, of_mean = operand.value, np.zeros(())
     size = np.where(np.isfinite(operand.value), operand.magnitude, 0.0)
-    if quantization.is_centred:
+    if quantization.subtracts_mean:
         mean, of_mean = quantization_mean(operand.value, quantization), mean_subtraction_error(name, operand, rounding)
         less = _subtract_mean(operand.value, mean, name, quantization)
         # A mean that is added up in pairs and stored in the format of results is another one.
@@ -336,7 +341,7 @@ _PAIRWISE_SUM_UNITS = 8
 def quantization_mean(value: Real, quantization: Quantization) -> Real:
     """Return the mean of each head or block of an operand, (..., L, D), which is subtracted before it becomes codes."""
     length = value.shape[-2]
-    starts = np.arange(0, length, quantization.mean_of or length)
+    starts = np.arange(0, length, quantization.mean_block_rows or length)
     rows = np.diff([*starts, length])
     return np.repeat(np.add.reduceat(zero_nonfinite(value), starts, axis=-2) / rows[:, np.newaxis], rows, axis=-2)
 
@@ -346,7 +351,7 @@ def _subtract_mean(value: Real, mean: Real, name: str, quantization: Quantizatio
     less, length = value - mean, value.shape[-2]
     if name == "key":
         return less
-    whole = length - length % quantization.mean_of if quantization.mean_of else 0
+    whole = length - length % quantization.mean_block_rows if quantization.mean_block_rows else 0
     is_less = (np.arange(length)[:, np.newaxis] < whole) | (np.abs(less) > np.abs(value))
     return np.where(is_less, less, value)
 
@@ -354,11 +359,11 @@ def _subtract_mean(value: Real, mean: Real, name: str, quantization: Quantizatio
 def mean_subtraction_error(name: str, operand: Operand, rounding: RoundingModel) -> Real:
     """Bound the error of each element by the subtraction of a mean whose product is added back later."""
     quantization = rounding.quantization_of(name)
-    if quantization is None or not quantization.is_centred or not operand.value.size:
+    if quantization is None or not quantization.subtracts_mean or not operand.value.size:
         return ZERO
     mean, (length, width) = quantization_mean(operand.value, quantization), operand.value.shape[-2:]
     size = np.where(np.isfinite(operand.value), operand.magnitude, 0.0)
-    summed = width * rounding.for_scores.accumulate_unit + (length + 4) * _FLOAT32_UNIT
+    summed = width * rounding.for_score_product.accumulate_unit + (length + 4) * _FLOAT32_UNIT
     error: Real = rounding.output_unit * np.abs(zero_nonfinite(operand.value) - mean) + summed * (size + np.abs(mean))
     return error
 
@@ -366,7 +371,7 @@ def mean_subtraction_error(name: str, operand: Operand, rounding: RoundingModel)
 def restored_mean_error(query: Operand, key: Operand, rounding: RoundingModel) -> Real | None:
     """Bound the error of q m, m the keys' mean, which log_sum_exp adds back in the format of results: (..., Lq, 1)."""
     quantization, unit = rounding.quantization_of("key"), rounding.output_unit
-    if quantization is None or not quantization.is_centred or not key.value.size:
+    if quantization is None or not quantization.subtracts_mean or not key.value.size:
         return None
     mean, apart = (
         transposed(repeat_heads(quantization_mean(numbers, quantization)[..., :1, :], count_heads(query.value)))
@@ -394,27 +399,30 @@ def quantization_error(name: str, size: Real, rounding: RoundingModel, whole: Re
     if quantization is None or not size.size:
         return ZERO
     grid = quantization.grid
-    if quantization.per == "none":
-        scale, lost = np.ones(()), np.maximum(size - min(grid.largest, grid.shorter), 0.0)
+    if quantization.scale_group == "none":
+        scale, lost = np.ones(()), np.maximum(size - min(grid.largest, grid.shorter_end), 0.0)
     else:
-        kept, scale = SCALE_FORMATS[quantization.scale_in], _block_maxima(size, quantization) / grid.largest
+        kept, scale = (
+            SCALE_FORMATS[quantization.scale_format],
+            _maxima_of_scale_groups(size, quantization) / grid.largest,
+        )
         largest = scale.max() if whole is None else whole / grid.largest
-        least = kept.least * largest if kept.second else kept.least
-        scale, lost = (1 + kept.unit) * scale + least, quantization.scale_error * size + least * grid.largest
+        least = kept.absolute_error * largest if kept.has_second_scale else kept.absolute_error
+        scale, lost = (1 + kept.unit_roundoff) * scale + least, quantization.scale_error * size + least * grid.largest
         lost = lost + np.maximum(size - kept.largest * grid.largest, 0.0)
-    unit = max(grid.unit / (1 + grid.unit), 1 - grid.shorter / grid.largest)
-    error: Real = np.maximum(unit * size, scale * (grid.step / 2)) + 4 * _FLOAT32_UNIT * size + lost
+    unit = max(grid.unit_roundoff / (1 + grid.unit_roundoff), 1 - grid.shorter_end / grid.largest)
+    error: Real = np.maximum(unit * size, scale * (grid.smallest_step / 2)) + 4 * _FLOAT32_UNIT * size + lost
     return np.where(size > 0, error, 0.0)
 
 
-def _block_maxima(size: Real, quantization: Quantization) -> Real:
+def _maxima_of_scale_groups(size: Real, quantization: Quantization) -> Real:
     """Return, for each element, the largest magnitude of the elements that share its scale."""
     largest: Real
-    if quantization.per in _AXES_SHARING_SCALE:
-        largest = size.max(axis=_AXES_SHARING_SCALE[quantization.per], keepdims=True)
+    if quantization.scale_group in _AXES_SHARING_SCALE:
+        largest = size.max(axis=_AXES_SHARING_SCALE[quantization.scale_group], keepdims=True)
         return largest
-    axis = -1 if quantization.per == "columns" else -2
-    shared = size.max(axis=-1, keepdims=True) if quantization.per == "rows" else size
-    starts = np.arange(0, size.shape[axis], quantization.count)
-    largest = np.repeat(np.maximum.reduceat(shared, starts, axis=axis), quantization.count, axis=axis)
+    axis = -1 if quantization.scale_group == "columns" else -2
+    shared = size.max(axis=-1, keepdims=True) if quantization.scale_group == "rows" else size
+    starts = np.arange(0, size.shape[axis], quantization.group_size)
+    largest = np.repeat(np.maximum.reduceat(shared, starts, axis=axis), quantization.group_size, axis=axis)
     return largest.take(np.arange(size.shape[axis]), axis=axis)

@@ -39,38 +39,38 @@ class ExactArray(ABC):
 
     @classmethod
     @abstractmethod
-    def of_numbers(cls, numbers: Real) -> Self:
+    def from_finite_numbers(cls, numbers: Real) -> Self:
         """Take finite numbers as exact."""
 
     @classmethod
-    def from_stored(cls, stored: NDArray[Any]) -> Self:
+    def wrap_stored_numbers(cls, stored: NDArray[Any]) -> Self:
         """Take stored numbers as exact; -inf becomes a place that is not attended."""
         numbers = stored.astype(np.float64)
         if np.isfinite(numbers).all():
-            return cls.of_numbers(numbers)
+            return cls.from_finite_numbers(numbers)
         attended = numbers != -np.inf
-        return cls.of_numbers(np.where(attended, numbers, 0.0)).keep_allowed(attended)
+        return cls.from_finite_numbers(np.where(attended, numbers, 0.0)).mask_forbidden(attended)
 
     @abstractmethod
     def high_low_radius(self) -> tuple[Real, Real, Real]:
         """Return high, low and radius with |x - (high + low)| <= radius; an infinite radius if nothing is known."""
 
     @abstractmethod
-    def is_zero(self) -> Flags:
+    def flag_zeros(self) -> Flags:
         """Return which numbers are exactly 0."""
 
-    def has_small_radius(self, sizes: ExactArray, tolerance: float) -> Flags:
+    def flag_small_radii(self, sizes: ExactArray, tolerance: float) -> Flags:
         """Return which radii are at most ``tolerance`` times ``sizes``, none of which is negative."""
         radius = self.high_low_radius()[2]
         largest = np.minimum(sizes.high_low_radius()[0], np.finfo(np.float64).max)
         return (radius <= tolerance * largest) & np.isfinite(radius)
 
-    def row_maxima(self) -> Self:
+    def approximate_row_maxima(self) -> Self:
         """Return some exact number near the largest attended one of each row, 0 if there is none: (..., 1)."""
         high = self.high_low_radius()[0]
         attended = high if self.attended is None else np.where(self.attended, high, -np.inf)
         largest = attended.max(axis=-1, keepdims=True, initial=-np.inf)
-        return self.of_numbers(np.where(np.isfinite(largest), largest, 0.0))
+        return self.from_finite_numbers(np.where(np.isfinite(largest), largest, 0.0))
 
     @abstractmethod
     def __neg__(self) -> Self: ...
@@ -146,7 +146,7 @@ class ExactArray(ABC):
         return self._maximum(self._as_array(other))
 
     def _as_array(self, other: Self | float) -> Self:
-        return self.of_numbers(np.full((1, 1), float(other))) if isinstance(other, int | float) else other
+        return self.from_finite_numbers(np.full((1, 1), float(other))) if isinstance(other, int | float) else other
 
     def sum(self, *axes: int) -> Self:
         """Add up over axes, which stay with length 1."""
@@ -192,7 +192,7 @@ class ExactArray(ABC):
             .reshaped((*batch, heads, length, width))
         )
 
-    def where(self, flags: Flags, rest: Self | float) -> Self:
+    def select_where(self, flags: Flags, rest: Self | float) -> Self:
         """Keep flagged elements and take the rest from another array; ``attended`` stays."""
         pairs = zip(self.parts, self._as_array(rest).parts, strict=True)
         parts = (np.where(flags, kept, new) for kept, new in pairs)
@@ -212,7 +212,7 @@ class ExactArray(ABC):
         mine, theirs = (np.True_ if array.attended is None else array.attended for array in (self, inserted))
         return type(self)(parts, replaced(np.broadcast_to(mine, self.shape), np.asarray(theirs)))
 
-    def keep_allowed(self, allowed: Flags | None) -> Self:
+    def mask_forbidden(self, allowed: Flags | None) -> Self:
         """Set numbers that are not allowed to -inf."""
         return type(self)(self.parts, intersect_flags(self.attended, allowed))
 
@@ -239,37 +239,37 @@ class Exponentials:
     """The exponentials e^(x - shift) of scores x, 0 for x = -inf; per row, (..., 1), the shift and the sum."""
 
     terms: ExactArray
-    shift: ExactArray
-    total: ExactArray
+    row_shift: ExactArray
+    row_sum: ExactArray
 
 
-def row_exponentials(logits: ExactArray, *, uniform: int = 0) -> Exponentials:
+def compute_row_exponentials(logits: ExactArray, *, uniform: int = 0) -> Exponentials:
     """Take exponentials relative to each row's largest score.
 
     Softmax does not depend on the shift, so any number will do, exactly. In a row without a key there is none, or the
     first ``uniform`` ones count alike.
     """
-    shift, attended = logits.row_maxima(), logits.attended
+    shift, attended = logits.approximate_row_maxima(), logits.attended
     terms = (logits - shift).with_attended().exp()
     if attended is not None:
-        terms = terms.where(attended, 0.0)
+        terms = terms.select_where(attended, 0.0)
     if uniform and attended is not None:
         some = np.asarray(attended.any(axis=-1, keepdims=True))
         ones = (np.arange(logits.shape[-1]) < uniform).astype(np.float64)[np.newaxis]
-        terms = terms.where(some, logits.of_numbers(ones))
+        terms = terms.select_where(some, logits.from_finite_numbers(ones))
     return Exponentials(terms, shift, terms.sum(-1))
 
 
 def divide_by_row_sums(powers: Exponentials) -> ExactArray:
     """Divide each row by its sum: the weights; a row without a term stays 0."""
-    return powers.terms * (1 / powers.total.where(~powers.total.is_zero(), 1.0))
+    return powers.terms * (1 / powers.row_sum.select_where(~powers.row_sum.flag_zeros(), 1.0))
 
 
 def log_row_sums(powers: Exponentials) -> ExactArray:
     """Return the logarithm of each row's sum of e^x, -inf for a row without a term: (..., Lq, Lk) -> (..., Lq, 1)."""
-    full = ~powers.total.is_zero()
-    sums = powers.total.where(full, 1.0).log() + powers.shift
-    return sums.keep_allowed(None if full.all() else full)
+    full = ~powers.row_sum.flag_zeros()
+    sums = powers.row_sum.select_where(full, 1.0).log() + powers.row_shift
+    return sums.mask_forbidden(None if full.all() else full)
 
 
 ARITHMETIC_COUNTS: Counter[str] = Counter()
@@ -300,9 +300,9 @@ class Enclosure(Elementwise):
 
     def reshaped(self, shape: Shape) -> Enclosure:
         """Return the same elements in another shape."""
-        return self.mapped(lambda array: array.reshape(shape))
+        return self.map_arrays(lambda array: array.reshape(shape))
 
-    def rounded(self) -> Enclosure:
+    def round_for_storage(self) -> Enclosure:
         """Return the same truths with less to write down: ``low`` in 2^-16 of ``high``'s last place, ``radius`` 2^n.
 
         What ``low`` loses is added to the radius, which is rounded up. Nothing is rounded where ``high`` is infinite or
@@ -318,20 +318,20 @@ class Enclosure(Elementwise):
             power = np.ldexp(1.0, exponent - (mantissa == 0.5))
         return Enclosure(self.high, low, np.where((wider == 0) | np.isinf(wider), wider, power))
 
-    def error_of(self, candidate: NDArray[Any]) -> Real:
+    def distance_to(self, candidate: NDArray[Any]) -> Real:
         """Return |candidate - (high + low)|, float64, its own rounding below 2^-51 of it.
 
         candidate: of this shape, of any dtype that float64 holds. Equal infinities have the error 0; an infinity or NaN
         if the truth is finite has the error inf, and so has anything finite or NaN if the truth is infinite.
-        The truth lies within ``radius`` of high + low, so the error is at least ``error_of(candidate) - radius``.
+        The truth lies within ``radius`` of high + low, so the error is at least ``distance_to(candidate) - radius``.
 
         Raises ``ValueError`` for another shape.
 
         Example:
             >>> truth = Enclosure(np.array([1.0, -np.inf]), np.array([2.0**-60, 0.0]), np.zeros(2))
-            >>> truth.error_of(np.array([1.0, -np.inf])).tolist() == [2.0**-60, 0.0]
+            >>> truth.distance_to(np.array([1.0, -np.inf])).tolist() == [2.0**-60, 0.0]
             True
-            >>> truth.error_of(np.array([np.nan, -1e308])).tolist()
+            >>> truth.distance_to(np.array([np.nan, -1e308])).tolist()
             [inf, inf]
         """
         stored = np.asarray(candidate).astype(np.float64)
@@ -359,7 +359,7 @@ def unit_in_last_place(high: Real) -> Real:
     return np.where(np.isfinite(place), place, 1.0)
 
 
-def enclose(array: ExactArray) -> Enclosure:
+def make_enclosure(array: ExactArray) -> Enclosure:
     """Return exact numbers as an enclosure; -inf for those that are not attended."""
     high, low, radius = array.high_low_radius()
     if array.attended is None:

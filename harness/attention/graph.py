@@ -30,7 +30,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import cache, partial
 from itertools import pairwise
 
-from attncheck.attention.backward_sums import GRADIENTS
+from attncheck.attention.backward_sums import GRADIENT_NODES
 from attncheck.attention.caches import (
     LATENT_MEAN,
     LATENT_PRODUCT,
@@ -110,14 +110,14 @@ def _build_graph(operation: str, score: str, softcap_follows: str, present: froz
         "weights": GraphNode(WEIGHTS, ("exponentials",)),
         "log_sum_exp": GraphNode(LOG_SUM_EXP, ("exponentials",)),
     }
-    if operation == "attention" or OPERATIONS[operation].score:
+    if operation == "attention" or OPERATIONS[operation].fixed_score:
         graph["output"] = GraphNode(WEIGHTED_MEAN, ("weights", "value"))
     if operation == "multi_head_attention":
         graph |= {name: GraphNode(projection_step(name), ()) for name in PROJECTIONS}
         graph["context"] = GraphNode(WEIGHTED_MEAN, ("weights", "value"))
         graph["output"] = GraphNode(OUTPUT_PROJECTION, ("context",))
     if operation == "attention_gradients":
-        graph |= {**GRADIENTS, "grad_sinks": GraphNode(GRAD_SINKS, ("grad_logits",))}
+        graph |= {**GRADIENT_NODES, "grad_sinks": GraphNode(GRAD_SINKS, ("grad_logits",))}
     if "gate" in present:
         graph = dict(_insert_gate(graph))
     if "key_projection" in present:

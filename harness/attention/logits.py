@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from attncheck.attention.errors import Ball, Logits, Real
 from attncheck.attention.exact_array import ExactArray
-from attncheck.attention.flags import Flags, ReachContext, any_along, pass_through
+from attncheck.attention.flags import FlagContext, Flags, any_over_axes, pass_through
 from attncheck.attention.problem import Computation
 from attncheck.attention.step import (
     ErrorContext,
@@ -27,45 +27,45 @@ from attncheck.spec import Shape
 from attncheck.spec.rounding import RoundingModel
 
 
-def _bias_exact(problem: Computation, before: ExactArray) -> ExactArray:
+def _exact_biased_logits(problem: Computation, before: ExactArray) -> ExactArray:
     if "bias" not in problem.inputs:
         return before
-    return before + problem.exact(problem.broadcast_to_scores(problem.inputs["bias"], before.shape))
+    return before + problem.to_exact_array(problem.broadcast_to_scores(problem.inputs["bias"], before.shape))
 
 
-def _bias_radius(around: RadiusContext, value: Real, before: Ball) -> Real:
+def _biased_logits_radius(around: RadiusContext, value: Real, before: Ball) -> Real:
     if "bias" not in around.problem.inputs:
         return before.radius
     radius = around.problem.broadcast_to_scores(around.radii["bias"], value.shape)
     return np.where(np.isinf(value), 0, before.radius + radius)
 
 
-def _bias_error(at: ErrorContext, before: Logits) -> Logits:
-    return _biased_error(before, at.value, at.rounding) if "bias" in at.problem.inputs else before
+def _biased_logits_with_error(at: ErrorContext, before: Logits) -> Logits:
+    return _add_bias_error(before, at.value, at.rounding) if "bias" in at.problem.inputs else before
 
 
-def _biased_error(error: Logits, after: Real, rounding: RoundingModel) -> Logits:
+def _add_bias_error(error: Logits, after: Real, rounding: RoundingModel) -> Logits:
     before, unit = error.value, rounding.score_unit
     size = np.abs(after)
     max_error = error.max_error + unit * (size + error.max_error) + rounding.score_underflow
-    independent = error.independent + unit**2 * size * size
+    independent = error.independent_variance + unit**2 * size * size
     if rounding.folding == "base":
         # Both terms are multiplied by log2(e) first, and may cancel afterwards.
         parts = np.abs(before) + np.abs(after - before)
         max_error = max_error + rounding.compute_unit * (parts + error.max_error)
         independent = independent + rounding.compute_unit**2 * parts * parts
     shared = error.shared_with_proportion(before)
-    floor = error.floor + rounding.score_underflow
+    floor = error.underflow_error + rounding.score_underflow
     return Logits(after, max_error, independent, shared, floor, restored_mean_error=error.restored_mean_error)
 
 
 def exact_grad_bias(problem: Computation, grad_logits: ExactArray) -> ExactArray:
     """Return the gradient in the shape of the bias, of rank 2 at least."""
     columns = slice(None, grad_logits.shape[-1] - problem.added_keys)
-    return exact_sum_of_grad_logits(grad_logits, problem.array("bias").shape, columns)
+    return exact_sum_of_grad_logits(grad_logits, problem.input_array("bias").shape, columns)
 
 
-def broadcast_axes(shape: Shape, rank: int) -> tuple[Shape, tuple[int, ...]]:
+def lift_shape_and_broadcast_axes(shape: Shape, rank: int) -> tuple[Shape, tuple[int, ...]]:
     """Lift a shape to a rank; return it, and the axes of length 1, along which one number was added everywhere."""
     lifted = (1,) * (rank - len(shape)) + shape
     return lifted, tuple(axis for axis, length in enumerate(lifted) if length == 1)
@@ -73,15 +73,15 @@ def broadcast_axes(shape: Shape, rank: int) -> tuple[Shape, tuple[int, ...]]:
 
 def exact_sum_of_grad_logits(grad_logits: ExactArray, shape: Shape, columns: slice) -> ExactArray:
     """Add up some columns of the logits' gradient over the axes that a shape has not, or has of length 1."""
-    _, axes = broadcast_axes(shape, len(grad_logits.shape))
+    _, axes = lift_shape_and_broadcast_axes(shape, len(grad_logits.shape))
     chosen = grad_logits.map_parts(lambda part: part[..., columns])
     return chosen.sum(*axes).reshaped(np.atleast_2d(np.empty(shape)).shape)
 
 
-def _bias_reach(known: ReachContext, before: Flags) -> Flags:
-    if "bias" not in known.flags:
+def _propagate_bias_flags(known: FlagContext, before: Flags) -> Flags:
+    if "bias" not in known.input_flags:
         return before
-    flags = known.flags["bias"]
+    flags = known.input_flags["bias"]
     if known.problem.added_keys and flags.shape[-1] > 1:
         flags = known.problem.broadcast_to_scores(
             flags, (*flags.shape[:-1], flags.shape[-1] + known.problem.added_keys)
@@ -89,58 +89,68 @@ def _bias_reach(known: ReachContext, before: Flags) -> Flags:
     return before | flags
 
 
-def reach_of_grad_bias(known: ReachContext, grad_logits: Flags) -> Flags:
+def propagate_grad_bias_flags(known: FlagContext, grad_logits: Flags) -> Flags:
     """Collect the logits over which the bias was broadcast; a row is reached as a whole."""
-    shape = known.flags["bias"].shape[:-1]
-    reached = any_along(grad_logits, tuple(axis for axis, length in enumerate(shape) if length == 1))
-    return reached if reached.shape[-1] == 1 else reached[..., : known.problem.own_key_count]
+    shape = known.input_flags["bias"].shape[:-1]
+    reached = any_over_axes(grad_logits, tuple(axis for axis, length in enumerate(shape) if length == 1))
+    return reached if reached.shape[-1] == 1 else reached[..., : known.problem.key_count_of_case]
 
 
-BIAS = Step(_bias_exact, _bias_error, _bias_radius, biased_logits_from_returned, _bias_reach)
+BIAS = Step(
+    _exact_biased_logits,
+    _biased_logits_with_error,
+    _biased_logits_radius,
+    biased_logits_from_returned,
+    _propagate_bias_flags,
+)
 
 
-def _mask_exact(problem: Computation, before: ExactArray) -> ExactArray:
-    kept = problem.kept(before.shape)
-    if problem.fill is None or kept is None:
-        return before.keep_allowed(kept)
-    filled = before.where(kept, problem.magnitude_if_absolute(problem.fill))
+def _exact_masked_logits(problem: Computation, before: ExactArray) -> ExactArray:
+    kept = problem.flag_unmasked_scores(before.shape)
+    if problem.mask_fill is None or kept is None:
+        return before.mask_forbidden(kept)
+    filled = before.select_where(kept, problem.magnitude_if_absolute(problem.mask_fill))
     return filled.with_attended(None if before.attended is None else before.attended | ~kept)
 
 
-def _mask_radius(around: RadiusContext, _: Real, before: Ball) -> Real:
-    kept = around.problem.kept(before.value.shape)
+def _masked_logits_radius(around: RadiusContext, _: Real, before: Ball) -> Real:
+    kept = around.problem.flag_unmasked_scores(before.value.shape)
     return before.radius if kept is None else np.where(kept, before.radius, 0)
 
 
-def _mask_error(at: ErrorContext, before: Logits) -> Logits:
+def _masked_logits_with_error(at: ErrorContext, before: Logits) -> Logits:
     replaced = flag_filled_scores(at.problem, before.value.shape)
-    return replace(before, value=at.value) if replaced is None else _with_fill(at, before, at.value, replaced)
+    return replace(before, value=at.value) if replaced is None else _insert_fill_errors(at, before, at.value, replaced)
 
 
 def _masked_logits_from_returned(at: ErrorContext, value: Real) -> Logits:
     """Take returned logits; a returned fill is the number that was used."""
     logits, replaced = biased_logits_from_returned(at, value), flag_filled_scores(at.problem, value.shape)
-    return logits if replaced is None else _with_fill(at, logits, value, replaced & (value == at.problem.fill))
+    return (
+        logits
+        if replaced is None
+        else _insert_fill_errors(at, logits, value, replaced & (value == at.problem.mask_fill))
+    )
 
 
-def _with_fill(at: ErrorContext, logits: Logits, value: Real, replaced: NDArray[np.bool_]) -> Logits:
-    assert at.problem.fill is not None
-    error = at.rounding.compute_unit * abs(at.problem.fill) if at.rounding.folding == "base" else 0.0
+def _insert_fill_errors(at: ErrorContext, logits: Logits, value: Real, replaced: NDArray[np.bool_]) -> Logits:
+    assert at.problem.mask_fill is not None
+    error = at.rounding.compute_unit * abs(at.problem.mask_fill) if at.rounding.folding == "base" else 0.0
     of_score = np.broadcast_to(logits.value, value.shape)
     return Logits(
         value,
         np.where(replaced, error, logits.max_error),
-        np.where(replaced, error**2, logits.independent),
+        np.where(replaced, error**2, logits.independent_variance),
         np.where(replaced, 0.0, logits.shared_with_proportion(np.where(np.isinf(of_score), 0.0, of_score))),
-        np.where(replaced, 0.0, logits.floor),
-        constant=replaced,
+        np.where(replaced, 0.0, logits.underflow_error),
+        constant_elements=replaced,
         restored_mean_error=logits.restored_mean_error,
     )
 
 
 def flag_filled_scores(problem: Computation, shape: Shape) -> NDArray[np.bool_] | None:
     """Return which scores the fill replaces; None without a fill."""
-    kept = None if problem.fill is None else problem.kept(shape)
+    kept = None if problem.mask_fill is None else problem.flag_unmasked_scores(shape)
     return None if kept is None else ~kept
 
 
@@ -153,18 +163,24 @@ def zero_filled_gradients(problem: Computation, array: Real) -> Real:
 def exact_zero_filled_gradients(problem: Computation, gradients: ExactArray) -> ExactArray:
     """Do the same with exact numbers."""
     replaced = flag_filled_scores(problem, gradients.shape)
-    return gradients if replaced is None else gradients.where(~replaced, 0.0)
+    return gradients if replaced is None else gradients.select_where(~replaced, 0.0)
 
 
-def _mask_reach(known: ReachContext, before: Flags) -> Flags:
+def _propagate_mask_flags(known: FlagContext, before: Flags) -> Flags:
     problem = known.problem
-    if problem.fill is None or known.attended is None:  # by addition NaN would stay
+    if problem.mask_fill is None or known.attended is None:  # by addition NaN would stay
         return before
     replaced = flag_filled_scores(problem, known.attended.shape)
     return before if replaced is None else before & ~replaced
 
 
-MASK = Step(_mask_exact, _mask_error, _mask_radius, _masked_logits_from_returned, _mask_reach)
+MASK = Step(
+    _exact_masked_logits,
+    _masked_logits_with_error,
+    _masked_logits_radius,
+    _masked_logits_from_returned,
+    _propagate_mask_flags,
+)
 
 
 def softcap_of(problem: Computation) -> float | None:
@@ -173,27 +189,27 @@ def softcap_of(problem: Computation) -> float | None:
     return None if softcap is None else float(softcap)
 
 
-def _softcap_exact(problem: Computation, scores: ExactArray) -> ExactArray:
+def _exact_capped_scores(problem: Computation, scores: ExactArray) -> ExactArray:
     if softcap_of(problem) is None:
         return scores
     cap = problem.magnitude_if_absolute(problem.options["softcap"])
     capped = (scores / cap).tanh() * cap
     if capped.attended is None:
         return capped
-    return capped.where(capped.attended, -cap).with_attended()  # the tanh of -inf is -1
+    return capped.select_where(capped.attended, -cap).with_attended()  # the tanh of -inf is -1
 
 
-def _softcap_radius(around: RadiusContext, _: Real, scores: Ball) -> Real:
+def _capped_scores_radius(around: RadiusContext, _: Real, scores: Ball) -> Real:
     cap = softcap_of(around.problem)
     return scores.radius if cap is None else np.minimum(scores.radius, 2 * cap)
 
 
-def _softcap_error(at: ErrorContext, scores: Logits) -> Logits:
+def _capped_scores_with_error(at: ErrorContext, scores: Logits) -> Logits:
     cap = softcap_of(at.problem)
-    return scores if cap is None else _capped_error(scores, cap, at.value, at.rounding)
+    return scores if cap is None else _add_softcap_error(scores, cap, at.value, at.rounding)
 
 
-def _capped_error(error: Logits, cap: float, value: Real, rounding: RoundingModel) -> Logits:
+def _add_softcap_error(error: Logits, cap: float, value: Real, rounding: RoundingModel) -> Logits:
     # tanh(-inf) is -1 without any error
     before = np.where(error.value == -np.inf, 0.0, error.value)
     size, unit = abs(cap), rounding.score_unit
@@ -203,11 +219,13 @@ def _capped_error(error: Logits, cap: float, value: Real, rounding: RoundingMode
     relative = rounding.tanh_error + rounding.compute_unit + 2 * unit
     floor = np.asarray(2 * rounding.score_underflow * (1 + size))
     max_error = size * (rise + relative * (height + rise)) * (1 + 8 * rounding.coarsest_unit) + floor
-    spread = error.independent + (2 * rounding.compute_unit**2 + unit**2) * before * before
+    spread = error.independent_variance + (2 * rounding.compute_unit**2 + unit**2) * before * before
     functional = (rounding.tanh_error**2 + 2 * unit**2) * (size * height) ** 2
     shared = error.shared_with_proportion(before)
     steep = np.minimum(1, slope + 0.77 * np.sqrt(spread + shared) / size) ** 2
-    return Logits(value, max_error, steep * spread + functional, steep * shared, floor + np.sqrt(steep) * error.floor)
+    return Logits(
+        value, max_error, steep * spread + functional, steep * shared, floor + np.sqrt(steep) * error.underflow_error
+    )
 
 
 def max_tanh_change(argument: Real, moved: Real, rounding: RoundingModel) -> Real:
@@ -226,7 +244,7 @@ def tanh_derivative(argument: Real) -> Real:
 def exact_softcap_slope(problem: Computation, scores: ExactArray) -> ExactArray:
     """Return the derivative of the softcap: 1 without one."""
     if softcap_of(problem) is None:
-        return scores.of_numbers(np.ones(scores.shape))
+        return scores.from_finite_numbers(np.ones(scores.shape))
     decay = (
         abs(scores / problem.magnitude_if_absolute(problem.options["softcap"])) * -2
     ).exp()  # sech(x) = 2 e^-|x| / (1 + e^-2|x|)
@@ -240,4 +258,6 @@ def exact_grad_scores(problem: Computation, grad_logits: ExactArray, slope: Exac
     return grad_logits * slope
 
 
-SOFTCAP = Step(_softcap_exact, _softcap_error, _softcap_radius, logits_from_returned, pass_through)
+SOFTCAP = Step(
+    _exact_capped_scores, _capped_scores_with_error, _capped_scores_radius, logits_from_returned, pass_through
+)

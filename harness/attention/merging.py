@@ -31,7 +31,7 @@ from attncheck.attention.errors import (
     zero_nonfinite,
 )
 from attncheck.attention.exact_array import ExactArray, Exponentials, log_row_sums
-from attncheck.attention.flags import Flags, ReachContext, any_along
+from attncheck.attention.flags import FlagContext, Flags, any_over_axes
 from attncheck.attention.problem import Computation
 from attncheck.attention.softmax import EXPONENTIALS, LOG_SUM_EXP, WEIGHTS, Softmax, SoftmaxError, Weights
 from attncheck.attention.step import ErrorContext, RadiusContext, Step
@@ -41,19 +41,19 @@ from attncheck.spec.classes import rounding_model_named
 from attncheck.spec.rounding import RoundingModel
 
 
-def statistics_rounding(rounding: RoundingModel) -> RoundingModel:
+def log_sum_exp_rounding_model(rounding: RoundingModel) -> RoundingModel:
     """Return the roundings of the softmax over parts, and of a log_sum_exp that is returned."""
     wide = statistics_dtype(rounding.dtype)
     widened = rounding if wide == rounding.dtype else rounding_model_named("native", wide)
-    return replace(widened, block=1, from_log_sum_exp=True)
+    return replace(widened, min_block_keys=1, from_log_sum_exp=True)
 
 
-def _mean_rounding(rounding: RoundingModel) -> RoundingModel:
+def _mean_rounding_model(rounding: RoundingModel) -> RoundingModel:
     """Return the roundings of the mean: in 16 bits the weights may be stored as the outputs are, and the products too.
 
     Products are stored where every intermediate is.
     """
-    statistics = statistics_rounding(rounding)
+    statistics = log_sum_exp_rounding_model(rounding)
     if statistics.dtype == rounding.dtype:
         return statistics
     stores_all = rounding.compute_unit == rounding.output_unit
@@ -78,16 +78,16 @@ def _has_natural_base(problem: Computation) -> bool:
 # The logits: natural logarithms.
 
 
-def _exact_logits(problem: Computation, scores: ExactArray) -> ExactArray:
-    return scores if _has_natural_base(problem) else scores * problem.exact(_TWO).log()
+def _exact_part_logits(problem: Computation, scores: ExactArray) -> ExactArray:
+    return scores if _has_natural_base(problem) else scores * problem.to_exact_array(_TWO).log()
 
 
-def _logits_radius(around: RadiusContext, _: Real, scores: Ball) -> Real:
+def _part_logits_radius(around: RadiusContext, _: Real, scores: Ball) -> Real:
     return scores.radius if _has_natural_base(around.problem) else scores.radius * math.log(2)
 
 
-def _logits_error(at: ErrorContext, _: Logits) -> Logits:
-    value, rounding = at.value, statistics_rounding(at.rounding)
+def _part_logits_with_error(at: ErrorContext, _: Logits) -> Logits:
+    value, rounding = at.value, log_sum_exp_rounding_model(at.rounding)
     attended = value > -np.inf
     largest, spread = _row_size_and_spread(value)
     apart = np.where(
@@ -98,7 +98,7 @@ def _logits_error(at: ErrorContext, _: Logits) -> Logits:
     converted = 0.0 if _has_natural_base(at.problem) else 2 * rounding.compute_unit * np.abs(apart)
     max_error = np.where(attended, later * stored + converted, 0.0)
     variance = np.where(attended, later * stored**2 + converted**2, 0.0)
-    return replace(logits_from_values(value, max_error), independent=variance)
+    return replace(logits_from_values(value, max_error), independent_variance=variance)
 
 
 def _row_size_and_spread(logits: Real) -> tuple[Real, Real]:
@@ -119,7 +119,9 @@ def _intermediate_storage_error(largest: Real, spread: Real, rounding: RoundingM
     return unit * (largest + 2 * spread) + rounding.log_error + rounding.exp_error + 4 * unit
 
 
-PART_LOGITS = Step(_exact_logits, _logits_error, _logits_radius, reach=lambda _, scores: scores)
+PART_LOGITS = Step(
+    _exact_part_logits, _part_logits_with_error, _part_logits_radius, propagate_flags=lambda _, scores: scores
+)
 
 
 # The softmax over the parts, in the format of the statistics.
@@ -131,16 +133,18 @@ class _PartWeights(Weights):
 
     def bound(self, rounding: RoundingModel) -> Bound:
         """Return the bound of the weights."""
-        return super().bound(statistics_rounding(rounding))
+        return super().bound(log_sum_exp_rounding_model(rounding))
 
 
-def _exponentials_error(at: ErrorContext, logits: Logits) -> SoftmaxError:
-    rows: SoftmaxError = EXPONENTIALS.error(replace(at, rounding=statistics_rounding(at.rounding)), logits)
+def _part_softmax_error(at: ErrorContext, logits: Logits) -> SoftmaxError:
+    rows: SoftmaxError = EXPONENTIALS.propagate_error(
+        replace(at, rounding=log_sum_exp_rounding_model(at.rounding)), logits
+    )
     return rows
 
 
-PART_EXPONENTIALS = replace(EXPONENTIALS, error=_exponentials_error)
-PART_WEIGHTS = replace(WEIGHTS, error=lambda at, rows: _PartWeights(at.value, rows))
+PART_EXPONENTIALS = replace(EXPONENTIALS, propagate_error=_part_softmax_error)
+PART_WEIGHTS = replace(WEIGHTS, propagate_error=lambda at, rows: _PartWeights(at.value, rows))
 
 
 # Its log_sum_exp, in the base of those that are given.
@@ -148,7 +152,7 @@ PART_WEIGHTS = replace(WEIGHTS, error=lambda at, rows: _PartWeights(at.value, ro
 
 def _exact_log_sum_exp(problem: Computation, powers: Exponentials) -> ExactArray:
     total = log_row_sums(powers)
-    return total if _has_natural_base(problem) else total / problem.exact(_TWO).log()
+    return total if _has_natural_base(problem) else total / problem.to_exact_array(_TWO).log()
 
 
 def _log_sum_exp(problem: Computation, both: Softmax) -> Real:
@@ -160,12 +164,14 @@ def _log_sum_exp_radius(around: RadiusContext, _: Real, both: Any) -> Real:
     return radius if _has_natural_base(around.problem) else radius / math.log(2)
 
 
-def _log_sum_exp_error(at: ErrorContext, rows: SoftmaxError) -> BoundedStage:
-    rounding, base = statistics_rounding(at.rounding), 1.0 if _has_natural_base(at.problem) else math.log(2)
+def _bound_log_sum_exp(at: ErrorContext, rows: SoftmaxError) -> BoundedStage:
+    rounding, base = log_sum_exp_rounding_model(at.rounding), 1.0 if _has_natural_base(at.problem) else math.log(2)
     natural = replace(at, rounding=rounding, compute_value=lambda: at.value * base)
-    natural_bound: Bound = LOG_SUM_EXP.error(natural, rows).final_bound
-    logits = np.where(rows.attended, rows.shifted + rows.maximum, -np.inf)
-    stored = np.where(rows.count > 0, _intermediate_storage_error(*_row_size_and_spread(logits), rounding), 0.0)[..., 0]
+    natural_bound: Bound = LOG_SUM_EXP.propagate_error(natural, rows).final_bound
+    logits = np.where(rows.attended, rows.shifted_logits + rows.row_maximum, -np.inf)
+    stored = np.where(
+        rows.attended_count > 0, _intermediate_storage_error(*_row_size_and_spread(logits), rounding), 0.0
+    )[..., 0]
     max_error, variance = (natural_bound.max_error + stored) / base, (natural_bound.sigma**2 + stored**2) / base**2
     if base != 1:
         size = np.abs(zero_nonfinite(at.value))
@@ -176,38 +182,40 @@ def _log_sum_exp_error(at: ErrorContext, rows: SoftmaxError) -> BoundedStage:
 
 PART_LOG_SUM_EXP = replace(
     LOG_SUM_EXP,
-    exact=_exact_log_sum_exp,
-    value=_log_sum_exp,
-    error=_log_sum_exp_error,
-    radius=_log_sum_exp_radius,
+    evaluate_exactly=_exact_log_sum_exp,
+    evaluate_in_float64=_log_sum_exp,
+    propagate_error=_bound_log_sum_exp,
+    propagate_radius=_log_sum_exp_radius,
 )
 
 
 # The mean: each query has values of its own, one row of them for each part.
 
 
-def _exact_mean(problem: Computation, weights: ExactArray, values: ExactArray) -> ExactArray:
+def _exact_part_mean(problem: Computation, weights: ExactArray, values: ExactArray) -> ExactArray:
     *leading, queries, parts = weights.shape
     alone = weights.reshaped((*leading, queries, 1, parts))
-    mean: ExactArray = WEIGHTED_MEAN.exact(problem, alone, values)
+    mean: ExactArray = WEIGHTED_MEAN.evaluate_exactly(problem, alone, values)
     return mean.reshaped((*leading, queries, values.shape[-1]))
 
 
-def _mean_radius(around: RadiusContext, value: Real, weights: Ball, values: Ball) -> Real:
-    moved: Real = WEIGHTED_MEAN.radius(around, value, weights.mapped(_as_single_row_matrices), values)[..., 0, :]
+def _part_mean_radius(around: RadiusContext, value: Real, weights: Ball, values: Ball) -> Real:
+    moved: Real = WEIGHTED_MEAN.propagate_radius(around, value, weights.map_arrays(_as_single_row_matrices), values)[
+        ..., 0, :
+    ]
     return moved
 
 
-def _mean_error(at: ErrorContext, weights: Weights | Operand, values: Operand) -> BoundedStage:
-    rounding, has_keys = _mean_rounding(at.rounding), at.problem.array("scores") > -np.inf
+def _bound_part_mean(at: ErrorContext, weights: Weights | Operand, values: Operand) -> BoundedStage:
+    rounding, has_keys = _mean_rounding_model(at.rounding), at.problem.input_array("scores") > -np.inf
     if isinstance(weights, Weights):
         rows: Weights | Operand = Weights(
-            _as_single_row_matrices(weights.value), weights.rows.mapped(_as_single_row_matrices)
+            _as_single_row_matrices(weights.value), weights.rows.map_arrays(_as_single_row_matrices)
         )
     else:
-        rows = weights.mapped(_as_single_row_matrices)
+        rows = weights.map_arrays(_as_single_row_matrices)
     at_rows = replace(at, rounding=rounding, compute_value=lambda: _as_single_row_matrices(at.value))
-    bound: Bound = WEIGHTED_MEAN.error(at_rows, rows, values).final_bound
+    bound: Bound = WEIGHTED_MEAN.propagate_error(at_rows, rows, values).final_bound
     # o + w (o_n - o) rounds more than a sum does: in proportion to an output, however small its weight.
     largest = np.where(has_keys[..., np.newaxis], np.abs(zero_nonfinite(values.value)), 0.0).max(axis=-2, initial=0.0)
     others = np.maximum(has_keys.sum(axis=-1) - 1, 0)[..., np.newaxis]
@@ -222,8 +230,8 @@ def _as_single_row_matrices(array: Real) -> Real:
     return array[..., np.newaxis, :]
 
 
-def _mean_reach(_: ReachContext, weights: Flags, values: Flags) -> Flags:
-    return any_along(weights, -1) | any_along(values, -2)[..., 0, :]
+def _propagate_part_mean_flags(_: FlagContext, weights: Flags, values: Flags) -> Flags:
+    return any_over_axes(weights, -1) | any_over_axes(values, -2)[..., 0, :]
 
 
-MERGED_MEAN = Step(_exact_mean, _mean_error, _mean_radius, reach=_mean_reach)
+MERGED_MEAN = Step(_exact_part_mean, _bound_part_mean, _part_mean_radius, propagate_flags=_propagate_part_mean_flags)

@@ -4,8 +4,9 @@
     l2    y = w x / N,   N = max(|x|, e)
 
 A vector of zeros stays one, exactly. ``docs/numerics.md``, section 4.1c, derives the bound, and how far errors of x
-move x / N. What the elements of a vector have in common is the error of N, a relative one: ``Operand.common`` is its
-variance. Zhang and Sennrich 2019, "Root Mean Square Layer Normalization"; ``contract.py`` has the models.
+move x / N. What the elements of a vector have in common is the error of N, a relative one, whose variance is
+``Operand.common_relative_variance``. Zhang and Sennrich 2019, "Root Mean Square Layer Normalization"; ``contract.py``
+has the models.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from attncheck.attention.errors import Operand, Real
 from attncheck.attention.exact_array import ExactArray
-from attncheck.attention.flags import Flags, ReachContext, any_along
+from attncheck.attention.flags import FlagContext, Flags, any_over_axes
 from attncheck.attention.problem import Computation
 from attncheck.attention.step import ErrorContext, Step
 
@@ -30,12 +31,12 @@ or take it for the smallest square (``square``)."""
 
 @dataclass(frozen=True)
 class _Norm:
-    """The divisor of a norm: ``count`` is what the sum of squares is divided by, ``axes`` are those of the sum."""
+    """The divisor of a norm: ``mean_count`` is what the sum of squares is divided by, ``axes`` are those of the sum."""
 
     kind: str
     epsilon: float
-    epsilon_at: str
-    is_full: bool
+    epsilon_place: str
+    is_over_all_heads: bool
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> _Norm:
@@ -48,42 +49,42 @@ class _Norm:
             options.get("norm_over") == "full",
         )
 
-    def width(self, shape: tuple[int, ...]) -> int:
-        return shape[-1] * (shape[-3] if self.is_full else 1)
+    def vector_length(self, shape: tuple[int, ...]) -> int:
+        return shape[-1] * (shape[-3] if self.is_over_all_heads else 1)
 
-    def count(self, shape: tuple[int, ...]) -> int:
-        return self.width(shape) if self.kind == "rms" else 1
+    def mean_count(self, shape: tuple[int, ...]) -> int:
+        return self.vector_length(shape) if self.kind == "rms" else 1
 
     def sum_over_vector(self, terms: Real) -> Real:
         """Add up each vector's terms: (B, H, L, D) -> (B, H, L, 1)."""
         total: Real = terms.sum(axis=-1, keepdims=True)
-        return np.broadcast_to(total.sum(axis=-3, keepdims=True), total.shape) if self.is_full else total
+        return np.broadcast_to(total.sum(axis=-3, keepdims=True), total.shape) if self.is_over_all_heads else total
 
     def divisor(self, array: Real) -> Real:
         """Return N of each vector, of which not all squares need be numbers of float64: (B, H, L, 1)."""
-        largest = np.abs(array).max(axis=(-3, -1) if self.is_full else -1, keepdims=True, initial=0)
+        largest = np.abs(array).max(axis=(-3, -1) if self.is_over_all_heads else -1, keepdims=True, initial=0)
         unit = np.exp2(np.frexp(np.where(largest > 0, largest, 1.0))[1])
-        root = unit * np.sqrt(self.sum_over_vector((array / unit) ** 2) / self.count(array.shape))
+        root = unit * np.sqrt(self.sum_over_vector((array / unit) ** 2) / self.mean_count(array.shape))
         return self._with_epsilon(root)
 
     def _with_epsilon(self, root: Real) -> Real:
-        least = np.sqrt(self.epsilon) if self.epsilon_at == "square" else self.epsilon
+        least = np.sqrt(self.epsilon) if self.epsilon_place == "square" else self.epsilon
         divisor: Real = np.maximum(root, least)
-        if self.epsilon_at == "inside":
+        if self.epsilon_place == "inside":
             divisor = np.hypot(root, np.sqrt(self.epsilon))
-        if self.epsilon_at == "outside":
+        if self.epsilon_place == "outside":
             divisor = root + self.epsilon
         return divisor
 
     @property
     def min_divisor(self) -> float:
         """The least that N can be."""
-        return float(np.sqrt(self.epsilon)) if self.epsilon_at in {"inside", "square"} else self.epsilon
+        return float(np.sqrt(self.epsilon)) if self.epsilon_place in {"inside", "square"} else self.epsilon
 
     def exact_divisor(self, squares: ExactArray, count: int, epsilon: float) -> ExactArray:
         """Return N from a sum of squares."""
         mean = squares / count
-        match self.epsilon_at:
+        match self.epsilon_place:
             case "inside":
                 return (mean + epsilon).sqrt()
             case "outside":
@@ -99,7 +100,7 @@ def normalization_step(name: str) -> Step:
     def exact(problem: Computation, array: ExactArray) -> ExactArray:
         if is_unnormalized(problem, name):
             return array
-        return _exact_normalized(problem, array, problem.exact(problem.array(f"{name}_norm")))
+        return _exact_normalized(problem, array, problem.to_exact_array(problem.input_array(f"{name}_norm")))
 
     def value(problem: Computation, array: Real) -> Real:
         if is_unnormalized(problem, name):
@@ -110,18 +111,18 @@ def normalization_step(name: str) -> Step:
 
     def error(at: ErrorContext, operand: Operand) -> Operand:
         if is_unnormalized(at.problem, name):
-            return Operand(operand.value, *operand.errors, operand.common)
+            return Operand(operand.value, *operand.max_error_and_variance, operand.common_relative_variance)
         return _normalized_error(at, operand, norm_weight(at.problem, name))
 
-    def reach(known: ReachContext, flags: Flags) -> Flags:
+    def reach(known: FlagContext, flags: Flags) -> Flags:
         if is_unnormalized(known.problem, name):
             return flags
-        is_full = _Norm.from_options(known.problem.options).is_full
-        reached: Flags = np.broadcast_to(any_along(flags, (-3, -1) if is_full else -1), (*flags.shape[:-1], 1))
-        weight = known.flags.get(f"{name}_norm")
+        is_full = _Norm.from_options(known.problem.options).is_over_all_heads
+        reached: Flags = np.broadcast_to(any_over_axes(flags, (-3, -1) if is_full else -1), (*flags.shape[:-1], 1))
+        weight = known.input_flags.get(f"{name}_norm")
         return reached if weight is None or not weight.any() else reached | weight[:, np.newaxis, :]
 
-    return Step(exact, error, reach=reach, value=value)
+    return Step(exact, error, propagate_flags=reach, evaluate_in_float64=value)
 
 
 def is_unnormalized(problem: Computation, name: str) -> bool:
@@ -131,7 +132,7 @@ def is_unnormalized(problem: Computation, name: str) -> bool:
 
 def norm_weight(problem: Computation, name: str) -> Real:
     """Return the weight of each element of each head: (H, 1, D)."""
-    return problem.array(f"{name}_norm")[:, np.newaxis, :]
+    return problem.input_array(f"{name}_norm")[:, np.newaxis, :]
 
 
 def _exact_normalized(problem: Computation, array: ExactArray, weight: ExactArray) -> ExactArray:
@@ -139,20 +140,20 @@ def _exact_normalized(problem: Computation, array: ExactArray, weight: ExactArra
         _Norm.from_options(problem.options),
         problem.magnitude_if_absolute(_Norm.from_options(problem.options).epsilon),
     )
-    squares = (array * array).sum(*((-1, -3) if norm.is_full else (-1,)))
-    divisor = norm.exact_divisor(squares, norm.count(array.shape), epsilon)
+    squares = (array * array).sum(*((-1, -3) if norm.is_over_all_heads else (-1,)))
+    divisor = norm.exact_divisor(squares, norm.mean_count(array.shape), epsilon)
     weighted = array * weight.map_parts(lambda part: part[:, np.newaxis, :])
-    return weighted / divisor.where(~divisor.is_zero(), 1.0)  # a row of zeros stays what it is
+    return weighted / divisor.select_where(~divisor.flag_zeros(), 1.0)  # a row of zeros stays what it is
 
 
 def _normalized_error(at: ErrorContext, operand: Operand, weight: Real) -> Operand:
     norm, rounding, size = _Norm.from_options(at.problem.options), at.rounding, np.abs(weight)
     divisor = norm.divisor(operand.value)
-    width = norm.width(operand.value.shape)
-    underflow = (3 + width / norm.count(operand.value.shape)) * rounding.accumulate_underflow
+    width = norm.vector_length(operand.value.shape)
+    underflow = (3 + width / norm.mean_count(operand.value.shape)) * rounding.accumulate_underflow
     with np.errstate(divide="ignore", over="ignore"):
         lost: Real = underflow / divisor**2
-    stored = max(rounding.compute_unit, at.stored_unit)
+    stored = max(rounding.compute_unit, at.returned_unit_roundoff)
     second_order = 1 + 8 * rounding.coarsest_unit
     relative = _inverse_root_error((width + 1) * rounding.accumulate_unit + 4 * rounding.compute_unit + lost)
     relative = (relative + 3 * rounding.compute_unit + 2 * stored) * second_order
@@ -171,7 +172,7 @@ def _normalized_error(at: ErrorContext, operand: Operand, weight: Real) -> Opera
         common = (
             common
             + norm.sum_over_vector(operand.value**2 * operand.variance)
-            / (norm.count(operand.value.shape) * divisor**2) ** 2
+            / (norm.mean_count(operand.value.shape) * divisor**2) ** 2
         )
     floor = np.where(magnitude > 0, floor, 0.0)  # zeros stay what they are
     return Operand(at.value, max_error + floor, variance + floor**2, common)
@@ -187,7 +188,7 @@ def _inverse_root_error(relative: Real) -> Real:
 
 def _max_normalized_change(norm: _Norm, value: Real, moved: Real, divisor: Real) -> Real:
     """Bound how far x / N moves where x moves by ``moved`` at most, of any size."""
-    count, size = norm.count(value.shape), np.abs(value)
+    count, size = norm.mean_count(value.shape), np.abs(value)
     length = np.sqrt(norm.sum_over_vector(moved**2) / count)
     least = np.maximum(divisor - length, norm.min_divisor)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

@@ -30,7 +30,7 @@ Why in parts. Given key and value, query rows are independent of each other:
 
       l' = l e^(m - m') + sum_j e^(s_j - m'),    o' = o e^(m - m') + sum_j e^(s_j - m') v_j
 
-  Error bounds need logits and weights, too. These are then kept in float64 (``BlockedResult.inner``).
+  Error bounds need logits and weights, too. These are then kept in float64 (``BlockedResult.inner_stages``).
 
 ``docs/numerics.md``, section 2, defines the scales and proves the errors.
 """
@@ -56,8 +56,8 @@ from attncheck.attention.exact_array import (
     Exponentials,
     Flags,
     concatenate_enclosures,
-    enclose,
     log_row_sums,
+    make_enclosure,
 )
 from attncheck.attention.graph import graph_of, nearest_known_ancestors
 from attncheck.attention.problem import LOGITS, Computation, check_domain
@@ -66,7 +66,7 @@ from attncheck.attention.sampling import OPERATIONS_SUMMING_QUERIES
 from attncheck.attention.walk import exact_walk, magnitude_walk, stage_magnitude
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import count_scores
-from attncheck.spec import OPERATIONS, STAGES, computed_stages, query_axis, stages_of
+from attncheck.spec import OPERATIONS, STAGES, computed_stages, query_axis, stages_of_part
 
 Result = TypeVar("Result")
 
@@ -82,7 +82,7 @@ _ELEMENTS_AT_A_TIME = 1 << 17
 _STAGES_WITHOUT_QUERIES = tuple(
     name
     for part in ("projections", "normalizations", "rotations")
-    for name in stages_of(part)
+    for name in stages_of_part(part)
     if query_axis(name) is None
 )
 """Stages that are the same for every part of the queries."""
@@ -96,7 +96,7 @@ class PrecisionExhausted(Exception):
     """Some radius is still too large at the highest precision that the oracle tries."""
 
 
-def exact_stages(problem: Problem, stages: Sequence[str] | None = None) -> dict[str, Enclosure]:
+def enclose_exact_stages(problem: Problem, stages: Sequence[str] | None = None) -> dict[str, Enclosure]:
     """Return the exact value of stages, in the shapes in which the backends return them.
 
     Inputs are as stored in the working dtype (float64, float32, float16, bfloat16; a mask is boolean), options
@@ -106,17 +106,17 @@ def exact_stages(problem: Problem, stages: Sequence[str] | None = None) -> dict[
 
     Example:
         >>> inputs = {"query": np.ones((1, 1, 1, 2)), "key": np.ones((1, 1, 3, 2)), "value": np.ones((1, 1, 3, 2))}
-        >>> third = exact_stages(Problem("attention", {}, inputs), ["weights"])["weights"]
+        >>> third = enclose_exact_stages(Problem("attention", {}, inputs), ["weights"])["weights"]
         >>> third.high[..., 0].item(), third.low[..., 0].item() == 2.0**-54 / 3  # 1/3 is high + low, to 106 bits
         (0.3333333333333333, True)
     """
-    computation = Computation.of(problem)
+    computation = Computation.from_problem(problem)
     check_domain(problem)
     returned = computed_stages(problem.operation, problem.options, problem.inputs)
     return _enclose_stages(computation, tuple(returned if stages is None else stages))
 
 
-def exact_from_returned(
+def evaluate_from_returned_stages(
     problem: Computation, returned: Mapping[str, NDArray[Any]], stages: Sequence[str]
 ) -> dict[str, Enclosure] | None:
     """Return the exact value of stages given an implementation's own stages before them, taken as exact.
@@ -134,11 +134,11 @@ def exact_from_returned(
     usable = {name: array for name, array in taken.items() if array is not None}
     if len(usable) < len(needed):
         return None
-    return _enclose_stages(replace(problem, returned=usable), stages)
+    return _enclose_stages(replace(problem, returned_stages=usable), stages)
 
 
 def nearest_returned_stages(problem: Computation, returned: Collection[str], stage: str) -> set[str]:
-    """Return the returned stages that ``exact_from_returned`` needs; without any, the stage follows from the inputs."""
+    """Return the returned stages from which a stage follows directly; without any, it follows from the inputs."""
     # Only projections are stages of the names of inputs that are not those inputs.
     is_own = OPERATIONS[problem.operation].has_projections
     known = {name for name in returned if name in STAGES and (is_own or name not in problem.inputs)}
@@ -146,19 +146,19 @@ def nearest_returned_stages(problem: Computation, returned: Collection[str], sta
 
 
 def _enclose_stages(problem: Computation, stages: Sequence[str]) -> dict[str, Enclosure]:
-    rows = problem.rows
+    rows = problem.row_indices
     elements = max(count_scores(problem.operation, problem.options, problem.inputs), 1)
     size = max(_ROWS_AT_A_TIME, _ELEMENTS_AT_A_TIME * len(rows) // elements)
     starts = range(0, max(len(rows), 1), size)
     whole = len(starts) == 1 or problem.operation in OPERATIONS_SUMMING_QUERIES
     parts = [problem] if whole else [problem.select_rows(rows[start : start + size]) for start in starts]
-    return with_enough_precision(
+    return raise_precision_until_enough(
         lambda arithmetic: _try_by_rows([replace(part, arithmetic=arithmetic) for part in parts], stages),
         f"{problem.operation}: {', '.join(stages)}",
     )
 
 
-def with_enough_precision(attempt: Callable[[type[ExactArray]], Result | None], description: str) -> Result:
+def raise_precision_until_enough(attempt: Callable[[type[ExactArray]], Result | None], description: str) -> Result:
     """Return the result of an attempt in the first arithmetic that suffices; in any other, it returns None.
 
     Raises ``PrecisionExhausted`` if no arithmetic suffices.
@@ -185,23 +185,25 @@ def _try_by_rows(parts: Sequence[Computation], stages: Sequence[str]) -> dict[st
     for part in parts:
         walk, sums = exact_walk(part, shared), cache(partial(magnitude_walk, part))
         for stage in stages:
-            array: ExactArray = walk.node(stage)
-            enclosure, shape, tolerance = enclose(array), array.shape, TOLERANCES[part.arithmetic]
+            array: ExactArray = walk.evaluate(stage)
+            enclosure, shape, tolerance = make_enclosure(array), array.shape, TOLERANCES[part.arithmetic]
             # A ball beyond float64 has an infinite radius here, and is compared in balls, which have no largest number.
             limit = np.minimum(np.maximum(tolerance * np.abs(enclosure.high), MIN_RADIUS), _LARGEST_FLOAT64)
             small = enclosure.radius <= limit
             if not (
-                small.all() or (small | array.has_small_radius(stage_magnitude(sums(), walk, stage), tolerance)).all()
+                small.all() or (small | array.flag_small_radii(stage_magnitude(sums(), walk, stage), tolerance)).all()
             ):
                 return None
             # Exact arrays have at least two axes; a gradient has the shape of its input.
             if stage.startswith("grad_"):
-                shape = part.array(stage.removeprefix("grad_")).shape
+                shape = part.input_array(stage.removeprefix("grad_")).shape
             elif stage == "log_sum_exp":
                 shape = shape[:-1]
             shaped = enclosure if shape == enclosure.shape else enclosure.reshaped(shape)
-            pieces[stage].append(shaped.mapped(partial(part.without_added_key, stage)) if part.added_keys else shaped)
-        shared = {name: walk.nodes[name] for name in _STAGES_WITHOUT_QUERIES if name in walk.nodes}
+            pieces[stage].append(
+                shaped.map_arrays(partial(part.without_added_key, stage)) if part.added_keys else shaped
+            )
+        shared = {name: walk.cached_nodes[name] for name in _STAGES_WITHOUT_QUERIES if name in walk.cached_nodes}
     return {stage: _concatenate(stage, enclosures) for stage, enclosures in pieces.items()}
 
 
@@ -217,7 +219,7 @@ STAGES_WITHOUT_KEYS = frozenset({"log_sum_exp", "output"})
 MIN_ELEMENTS = 1 << 15
 """Elements of a score matrix that is small: every stage is worked out, as recognising a wrong result may want it."""
 
-ELEMENTS_AT_A_TIME = 1 << 17
+MAX_BLOCK_ELEMENTS = 1 << 17
 """Elements of the score matrix that are exact numbers at a time: some twenty float64 arrays of them in double words."""
 _MIN_KEYS = 64
 """Keys of a block, at least. A choice: each block rescales the sums so far, which costs as much as a few keys."""
@@ -228,10 +230,10 @@ _LARGEST_LOGIT = 2.0**52  # the error of s - L in float64 is derived up to here 
 
 @dataclass(frozen=True, eq=False)
 class BlockedResult:
-    """Enclosures of the stages that were asked for; ``inner``, in float64, the others that their bounds follow from."""
+    """Enclosures of the requested stages; ``inner_stages``, in float64, are the others that their bounds need."""
 
-    exact: Mapping[str, Enclosure]
-    inner: Mapping[str, Real]
+    exact_stages: Mapping[str, Enclosure]
+    inner_stages: Mapping[str, Real]
 
 
 def needs_key_blocks(problem: Problem, stages: Collection[str]) -> bool:
@@ -242,26 +244,26 @@ def needs_key_blocks(problem: Problem, stages: Collection[str]) -> bool:
     )
     needs_none = (
         needs_none
-        and graph_of(Computation.as_given(problem))["output"].operands == ("weights", "value")
+        and graph_of(Computation.from_problem_without_added_key(problem))["output"].operands == ("weights", "value")
         and options.get("mask_fill") is None
-        and not any(spec.adds_a_key and name in inputs for name, spec in OPERATIONS[operation].inputs.items())
+        and not any(spec.adds_key and name in inputs for name, spec in OPERATIONS[operation].inputs.items())
     )
     return needs_none and count_scores(operation, options, inputs) > MIN_ELEMENTS
 
 
-def exact_results_by_key_blocks(problem: Problem, stages: Sequence[str]) -> BlockedResult | None:
+def evaluate_by_key_blocks(problem: Problem, stages: Sequence[str]) -> BlockedResult | None:
     """Return the exact value of ``output`` and ``log_sum_exp``, with keys in blocks.
 
     None if a logit is so large that two float64 numbers say too little of it. As ``exact_stages``, raises
     ``OutsideDomain``, ``PrecisionExhausted`` and ``ValueError``.
     """
-    computation = Computation.of(problem)
+    computation = Computation.from_problem(problem)
     check_domain(problem)
-    result = with_enough_precision(
+    result = raise_precision_until_enough(
         lambda arithmetic: _try_by_key_blocks(replace(computation, arithmetic=arithmetic), stages),
         f"{problem.operation}: {', '.join(stages)}",
     )
-    logits = (result.inner[stage] for stage in LOGITS if stage in result.inner)
+    logits = (result.inner_stages[stage] for stage in LOGITS if stage in result.inner_stages)
     return result if all(((np.abs(array) <= _LARGEST_LOGIT) | (array == -np.inf)).all() for array in logits) else None
 
 
@@ -269,13 +271,13 @@ def _try_by_key_blocks(problem: Computation, stages: Sequence[str]) -> BlockedRe
     """Evaluate in the problem's arithmetic; None if it does not suffice."""
     sums = _BlockSums.for_problem(problem)
     *leading, length = sums.attended.shape
-    size = max(_MIN_KEYS, ELEMENTS_AT_A_TIME // max(int(np.prod(leading)), 1))
+    size = max(_MIN_KEYS, MAX_BLOCK_ELEMENTS // max(int(np.prod(leading)), 1))
     for start in range(0, length, size):
         if not sums.add_block(problem, slice(start, min(start + size, length))):
             return None
     exact = {
-        "log_sum_exp": enclose(log_row_sums(sums.powers)).reshaped(tuple(leading)),
-        "output": enclose(sums.output()),
+        "log_sum_exp": make_enclosure(log_row_sums(sums.exponentials)).reshaped(tuple(leading)),
+        "output": make_enclosure(sums.mean_of_values()),
     }
     inner = sums.logits_and_weights(problem, exact["log_sum_exp"])
     scales = {"log_sum_exp": 1 + np.abs(exact["log_sum_exp"].high), "output": _output_magnitudes(problem, inner)}
@@ -291,45 +293,45 @@ def _try_by_key_blocks(problem: Computation, stages: Sequence[str]) -> BlockedRe
 class _BlockSums:
     """Sums over the blocks so far.
 
-    ``attended`` (B, H, Lq, Lk) says which keys take part; in an ``even`` row, which has none, all count alike by
-    convention. ``numerators`` are (B, H, Lq, Dv), sums and shifts of ``powers`` (B, H, Lq, 1). ``logits`` are float64,
-    the last of them, ``low``, to twice the precision.
+    ``attended`` (B, H, Lq, Lk) says which keys take part; in an ``uniform_rows`` row, which has none, all count alike
+    by convention. ``numerators`` are (B, H, Lq, Dv), sums and shifts of ``exponentials`` (B, H, Lq, 1). ``logits`` are
+    float64, the last of them, ``last_logits_low``, to twice the precision.
     """
 
     attended: Flags
-    even: Flags
+    uniform_rows: Flags
     numerators: ExactArray
-    powers: Exponentials
+    exponentials: Exponentials
     logits: dict[str, Real] = field(default_factory=dict)
-    low: Real = field(default_factory=lambda: np.zeros(0))
+    last_logits_low: Real = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
     def for_problem(cls, problem: Computation) -> _BlockSums:
-        shape = (*problem.array("query").shape[:-1], problem.array("key").shape[-2])
-        attended = ~problem.unattended(shape)
+        shape = (*problem.input_array("query").shape[:-1], problem.input_array("key").shape[-2])
+        attended = ~problem.flag_unattended(shape)
         even = np.asarray(problem.has_uniform_rows & ~attended.any(axis=-1, keepdims=True))
-        numerators = problem.exact(np.zeros((*shape[:-1], problem.array("value").shape[-1])))
-        none = problem.exact(np.zeros((*shape[:-1], 1)))
+        numerators = problem.to_exact_array(np.zeros((*shape[:-1], problem.input_array("value").shape[-1])))
+        none = problem.to_exact_array(np.zeros((*shape[:-1], 1)))
         computed = computed_stages(problem.operation, problem.options, problem.inputs)
         logits = {stage: np.zeros(shape) for stage in LOGITS[:-1] if stage in computed}
         return cls(attended, even, numerators, Exponentials(none, none, none), logits, np.zeros(shape))
 
     def add_block(self, problem: Computation, keys: slice) -> bool:
         """Add a block of keys; return whether the problem's arithmetic suffices."""
-        counted = self.attended[..., keys] | self.even
+        counted = self.attended[..., keys] | self.uniform_rows
         rows = np.flatnonzero(counted.any(axis=(*range(counted.ndim - 2), -1)))
         if not len(rows):
             return True
         walk = exact_walk(problem.select_rows(rows).select_keys(keys.start, keys.stop))
-        logits = walk.node(list(self.logits)[-1])
+        logits = walk.evaluate(list(self.logits)[-1])
         attended = self.attended[..., rows, keys]
-        is_known = logits.has_small_radius(logits.of_numbers(np.ones((1, 1))), _MAX_RADIUS)
+        is_known = logits.flag_small_radii(logits.from_finite_numbers(np.ones((1, 1))), _MAX_RADIUS)
         if not is_known[attended].all():
             return False
-        self._add_terms(rows, logits.with_attended(attended), walk.node("value"))
+        self._add_terms(rows, logits.with_attended(attended), walk.evaluate("value"))
         for stage, kept in self.logits.items():
-            kept[..., rows, keys] = walk.node(stage).high_low_radius()[0]
-        self.low[..., rows, keys] = logits.high_low_radius()[1]
+            kept[..., rows, keys] = walk.evaluate(stage).high_low_radius()[0]
+        self.last_logits_low[..., rows, keys] = logits.high_low_radius()[1]
         return True
 
     def _add_terms(self, rows: NDArray[np.intp], logits: ExactArray, value: ExactArray) -> None:
@@ -339,30 +341,40 @@ class _BlockSums:
         assert attended is not None
         shift, total, before = (
             array.map_parts(lambda part: part[where])
-            for array in (self.powers.shift, self.powers.total, self.numerators)
+            for array in (self.exponentials.row_shift, self.exponentials.row_sum, self.numerators)
         )
-        some, is_first = np.asarray(attended.any(axis=-1, keepdims=True)), total.is_zero()
-        top = logits.row_maxima().where(some, shift)
-        new_shift = shift.maximum(top).where(~is_first, top)
-        factor = (shift - new_shift).exp().where(~is_first, 1.0)
-        terms = (logits.with_attended() - new_shift).exp().where(attended, 0.0).where(~self.even[where], 1.0)
+        some, is_first = np.asarray(attended.any(axis=-1, keepdims=True)), total.flag_zeros()
+        top = logits.approximate_row_maxima().select_where(some, shift)
+        new_shift = shift.maximum(top).select_where(~is_first, top)
+        factor = (shift - new_shift).exp().select_where(~is_first, 1.0)
+        terms = (
+            (logits.with_attended() - new_shift)
+            .exp()
+            .select_where(attended, 0.0)
+            .select_where(~self.uniform_rows[where], 1.0)
+        )
         total, numerators = total * factor + terms.sum(-1), before * factor + terms @ value.repeat_heads_for(terms)
-        shifts, totals = self.powers.shift.replace_at(where, new_shift), self.powers.total.replace_at(where, total)
+        shifts, totals = (
+            self.exponentials.row_shift.replace_at(where, new_shift),
+            self.exponentials.row_sum.replace_at(where, total),
+        )
         self.numerators = self.numerators.replace_at(where, numerators)
-        self.powers = Exponentials(totals, shifts, totals)
+        self.exponentials = Exponentials(totals, shifts, totals)
 
-    def output(self) -> ExactArray:
+    def mean_of_values(self) -> ExactArray:
         """Divide: the mean of the values; 0 in a row without a key."""
-        return self.numerators * (1 / self.powers.total.where(~self.powers.total.is_zero(), 1.0))
+        return self.numerators * (
+            1 / self.exponentials.row_sum.select_where(~self.exponentials.row_sum.flag_zeros(), 1.0)
+        )
 
     def logits_and_weights(self, problem: Computation, log_sum_exp: Enclosure) -> dict[str, Real]:
         """Return logits and weights in float64."""
         last = list(self.logits)[-1]
         with np.errstate(invalid="ignore", over="ignore"):  # a logit that is not attended may be larger than any sum
-            rest = self.low - log_sum_exp.low[..., np.newaxis]
+            rest = self.last_logits_low - log_sum_exp.low[..., np.newaxis]
             weights = np.minimum(np.exp(self.logits[last] - log_sum_exp.high[..., np.newaxis] + rest), 1)
         weights[~self.attended] = 0.0
-        weights[self.even[..., 0]] = 1 / max(weights.shape[-1], 1)
+        weights[self.uniform_rows[..., 0]] = 1 / max(weights.shape[-1], 1)
         forbidden = np.where(self.attended, self.logits[last], -np.inf)
         is_masked = "masked" in computed_stages(problem.operation, problem.options, problem.inputs)
         return {**self.logits, ("masked" if is_masked else last): forbidden, "weights": weights}
@@ -370,7 +382,7 @@ class _BlockSums:
 
 def _output_magnitudes(problem: Computation, inner: Mapping[str, Real]) -> Real:
     """Return p|v|, the scale with which the radius of an output is compared."""
-    weights, value = inner["weights"], np.abs(problem.array("value").astype(np.float64))
+    weights, value = inner["weights"], np.abs(problem.input_array("value").astype(np.float64))
     batch, heads, rows, length = weights.shape
     grouped = weights.reshape(batch, value.shape[1], -1, length)  # query heads that share a head of values, together
     return (grouped @ value).reshape(batch, heads, rows, -1)

@@ -23,38 +23,38 @@ from attncheck.attention.errors import (
     transposed,
 )
 from attncheck.attention.exact_array import ExactArray
-from attncheck.attention.flags import Flags, ReachContext, make_score_reach
+from attncheck.attention.flags import FlagContext, Flags, make_score_flag_rule
 from attncheck.attention.logits import tanh_derivative
-from attncheck.attention.problem import Computation, per_head
+from attncheck.attention.problem import Computation, lift_per_head
 from attncheck.attention.projection import flushed_factor_error
-from attncheck.attention.scores import is_power_of_two, scale_of
+from attncheck.attention.scores import is_power_of_two, score_scale
 from attncheck.attention.step import ErrorContext, RadiusContext, Step, logits_from_returned
 from attncheck.spec.rounding import RoundingModel
 
 
 def _exact_general_scores(problem: Computation, query: ExactArray, key: ExactArray) -> ExactArray:
-    product = query @ problem.exact(problem.array("weight")) @ key.transposed()
+    product = query @ problem.to_exact_array(problem.input_array("weight")) @ key.transposed()
     return (
         product
         if "score_bias" not in problem.inputs
-        else product + problem.exact(_bias_per_head(problem), product.shape)
+        else product + problem.to_exact_array(_bias_per_head(problem), product.shape)
     )
 
 
 def _bias_per_head(problem: Computation) -> Real:
     """Return the bias of each head at the rank of scores, (H, 1, 1), or 0 without one."""
-    return per_head(problem.inputs["score_bias"]) if "score_bias" in problem.inputs else np.zeros((1, 1, 1))
+    return lift_per_head(problem.inputs["score_bias"]) if "score_bias" in problem.inputs else np.zeros((1, 1, 1))
 
 
 def _general_scores_radius(around: RadiusContext, _: Real, query: Ball, key: Ball) -> Real:
-    weight = around.ball("weight")
+    weight = around.input_ball("weight")
     turned = Ball(query.value @ weight.value, query.matmul_radius(weight.value, weight.radius))
     radius = turned.matmul_radius(transposed(key.value), transposed(key.radius))
-    return radius + per_head(around.radii["score_bias"]) if "score_bias" in around.problem.inputs else radius
+    return radius + lift_per_head(around.radii["score_bias"]) if "score_bias" in around.problem.inputs else radius
 
 
-def _general_scores_error(at: ErrorContext, query: Operand, key: Operand) -> Logits:
-    bias, weight = _bias_per_head(at.problem), at.problem.array("weight")
+def _general_scores_with_error(at: ErrorContext, query: Operand, key: Operand) -> Logits:
+    bias, weight = _bias_per_head(at.problem), at.problem.input_array("weight")
     error = _bound_bilinear_product(query.value, key.value, weight, at.value - bias, at.rounding)
     if "score_bias" not in at.problem.inputs:
         return replace(error, value=at.value)
@@ -67,18 +67,24 @@ def _add_bias_error(product: Logits, exact: Real, bias: Real, terms: int, roundi
     size = np.abs(product.value) + np.abs(exact)
     max_error = product.max_error + (summed * bias + 2 * unit * size) * (1 + summed + 8 * rounding.coarsest_unit)
     # Partial sums that begin with b: (x + b)^2 <= 2 x^2 + 2 b^2.
-    variance = 2 * product.independent + 2 * (terms * rounding.accumulate_unit**2 * bias**2 + unit**2 * size**2)
-    floor = product.floor + 2 * rounding.score_underflow
-    return Logits(exact, max_error + 2 * rounding.score_underflow, variance, 2 * product.shared, floor)
+    variance = 2 * product.independent_variance + 2 * (
+        terms * rounding.accumulate_unit**2 * bias**2 + unit**2 * size**2
+    )
+    floor = product.underflow_error + 2 * rounding.score_underflow
+    return Logits(exact, max_error + 2 * rounding.score_underflow, variance, 2 * product.shared_variance, floor)
 
 
-def _general_scores_reach(known: ReachContext, query: Flags, key: Flags) -> Flags:
-    reached = make_score_reach("weight")(known, query, key)
-    return reached | per_head(known.flags["score_bias"]) if "score_bias" in known.flags else reached
+def _propagate_general_score_flags(known: FlagContext, query: Flags, key: Flags) -> Flags:
+    reached = make_score_flag_rule("weight")(known, query, key)
+    return reached | lift_per_head(known.input_flags["score_bias"]) if "score_bias" in known.input_flags else reached
 
 
 GENERAL_SCORES = Step(
-    _exact_general_scores, _general_scores_error, _general_scores_radius, logits_from_returned, _general_scores_reach
+    _exact_general_scores,
+    _general_scores_with_error,
+    _general_scores_radius,
+    logits_from_returned,
+    _propagate_general_score_flags,
 )
 
 
@@ -123,42 +129,46 @@ def _bilinear_variance(
     outer = matmul_variance(rounding, weight.shape[1], exact * exact, (projected * projected) @ square_k)
     variance: Real = _projected_variance(query, weight, projected, rounding) @ square_k + outer
     # What cuts have in common is in one product as in the other.
-    return variance + 2 * rounding.product_common * exact * exact if rounding.product_unit else variance
+    return variance + 2 * rounding.common_product_variance * exact * exact if rounding.product_unit else variance
 
 
 def _exact_additive_scores(problem: Computation, query: ExactArray, key: ExactArray) -> ExactArray:
-    query_part = query @ problem.exact(problem.array("query_weight"))
-    key_part = key @ problem.exact(problem.array("key_weight"))
+    query_part = query @ problem.to_exact_array(problem.input_array("query_weight"))
+    key_part = key @ problem.to_exact_array(problem.input_array("key_weight"))
     if "score_bias" in problem.inputs:
-        query_part = query_part + problem.exact(problem.array("score_bias"), query_part.shape)
+        query_part = query_part + problem.to_exact_array(problem.input_array("score_bias"), query_part.shape)
     each_query = query_part.map_parts(lambda part: part[..., :, np.newaxis, :])
     hidden = each_query + key_part.map_parts(lambda part: part[..., np.newaxis, :, :])  # (B, H, Lq, Lk, A)
-    scores = hidden.tanh() @ problem.exact(problem.array("score_vector")[:, np.newaxis])  # (B, H, Lq, Lk, 1)
+    scores = hidden.tanh() @ problem.to_exact_array(
+        problem.input_array("score_vector")[:, np.newaxis]
+    )  # (B, H, Lq, Lk, 1)
     return scores.reshaped(scores.shape[:-1])
 
 
-def _hidden_value(problem: Computation, query: Real, key: Real) -> Real:
-    hidden = _outer_sum(query @ problem.array("query_weight"), key @ problem.array("key_weight"))
+def _hidden_layer_value(problem: Computation, query: Real, key: Real) -> Real:
+    hidden = _sum_query_and_key_parts(
+        query @ problem.input_array("query_weight"), key @ problem.input_array("key_weight")
+    )
     return hidden + problem.inputs["score_bias"] if "score_bias" in problem.inputs else hidden
 
 
 def _additive_scores_value(problem: Computation, query: Real, key: Real) -> Real:
-    scores: Real = np.tanh(_hidden_value(problem, query, key)) @ problem.array("score_vector")
+    scores: Real = np.tanh(_hidden_layer_value(problem, query, key)) @ problem.input_array("score_vector")
     return scores
 
 
 def _additive_scores_radius(around: RadiusContext, _: Real, query: Ball, key: Ball) -> Real:
-    of_query, of_key, vector = (around.ball(name) for name in ("query_weight", "key_weight", "score_vector"))
-    radius = _outer_sum(
+    of_query, of_key, vector = (around.input_ball(name) for name in ("query_weight", "key_weight", "score_vector"))
+    radius = _sum_query_and_key_parts(
         query.matmul_radius(of_query.value, of_query.radius), key.matmul_radius(of_key.value, of_key.radius)
     )
     if "score_bias" in around.problem.inputs:
         radius = radius + around.radii["score_bias"]
-    height = np.tanh(_hidden_value(around.problem, query.value, key.value))
+    height = np.tanh(_hidden_layer_value(around.problem, query.value, key.value))
     return Ball(height, np.minimum(radius, 2)).matmul_radius(vector.value, vector.radius)
 
 
-def _outer_sum(query_part: Real | None, key_part: Real | None) -> Real:
+def _sum_query_and_key_parts(query_part: Real | None, key_part: Real | None) -> Real:
     assert query_part is not None
     assert key_part is not None
     return query_part[..., :, np.newaxis, :] + key_part[..., np.newaxis, :, :]
@@ -172,7 +182,7 @@ ADDITIVE_SCORES = Step(
     ),
     _additive_scores_radius,
     logits_from_returned,
-    make_score_reach(*_INPUTS_SHARED_BY_SCORES),
+    make_score_flag_rule(*_INPUTS_SHARED_BY_SCORES),
     _additive_scores_value,
 )
 
@@ -218,15 +228,15 @@ def _hidden_layer_error(
     One q Wq, plus the bias, meets all keys of its row.
     """
     unit = max(rounding.score_unit, rounding.compute_unit)
-    hidden = _outer_sum(part_q.value, part_k.value) + bias
-    size = _outer_sum(np.abs(part_q.value), np.abs(part_k.value)) + np.abs(bias)
-    moved = _outer_sum(part_q.max_error, part_k.max_error) + 3 * unit * size
+    hidden = _sum_query_and_key_parts(part_q.value, part_k.value) + bias
+    size = _sum_query_and_key_parts(np.abs(part_q.value), np.abs(part_k.value)) + np.abs(bias)
+    moved = _sum_query_and_key_parts(part_q.max_error, part_k.max_error) + 3 * unit * size
     moved = moved * (1 + 8 * rounding.coarsest_unit + terms * rounding.accumulate_unit)
     moved = moved + 2 * (terms + 4) * rounding.accumulate_underflow + 4 * rounding.score_underflow
     slope = tanh_derivative(hidden)
     assert part_q.variance is not None
     of_sums = 3 * unit**2 * size**2
-    spread = _outer_sum(part_q.variance, part_k.variance) + of_sums
+    spread = _sum_query_and_key_parts(part_q.variance, part_k.variance) + of_sums
     steep = np.minimum(1, slope + 0.77 * np.sqrt(spread))
     of_query = part_q.variance[..., :, np.newaxis, :] + of_sums
     return np.minimum(1, slope + 0.77 * moved) * moved, steep**2 * spread, steep**2 * of_query, hidden
@@ -240,13 +250,13 @@ def _exact_cosine_scores(problem: Computation, query: ExactArray, key: ExactArra
 
 
 def _cosine_scores_value(problem: Computation, query: Real, key: Real) -> Real:
-    scores: Real = (_normalise_rows(query) @ transposed(_normalise_rows(key))) * scale_of(problem)
+    scores: Real = (_normalise_rows(query) @ transposed(_normalise_rows(key))) * score_scale(problem)
     return scores
 
 
 def _cosine_scores_radius(around: RadiusContext, _: Real, query: Ball, key: Ball) -> Real:
     moved = _direction_radius(query)[..., :, np.newaxis] + _direction_radius(key)[..., np.newaxis, :]
-    radius: Real = np.minimum(moved, 2) * abs(scale_of(around.problem))
+    radius: Real = np.minimum(moved, 2) * abs(score_scale(around.problem))
     return radius
 
 
@@ -257,10 +267,10 @@ def _direction_radius(vectors: Ball) -> Real:
 
 COSINE_SCORES = Step(
     _exact_cosine_scores,
-    lambda at, query, key: _bound_cosine_scores(query, key, scale_of(at.problem), at.value, at.rounding),
+    lambda at, query, key: _bound_cosine_scores(query, key, score_scale(at.problem), at.value, at.rounding),
     _cosine_scores_radius,
     logits_from_returned,
-    make_score_reach(),
+    make_score_flag_rule(),
     _cosine_scores_value,
 )
 
@@ -286,7 +296,7 @@ def _bound_cosine_scores(query: Operand, key: Operand, scale: float, exact: Real
         matmul_variance(rounding, width, square, squares)
         + 2 * (u_c**2 + rounding.score_unit**2) * squares
         + of_lengths
-        + square * rounding.product_common
+        + square * rounding.common_product_variance
     )
     # One query, divided by its length, meets all keys of its row; the scale is one number.
     of_query = (u_c**2 + rounding.score_unit**2) * squares + of_lengths

@@ -31,7 +31,7 @@ _CANONICAL_OPERATIONS = [operation for operation in OPERATIONS.values() if not o
 _INPUT_SPECS: Mapping[str, InputSpec] = {
     name: spec for operation in _CANONICAL_OPERATIONS for name, spec in operation.inputs.items()
 }
-_INPUTS_THAT_ADD_KEY = tuple(name for name, spec in _INPUT_SPECS.items() if spec.adds_a_key)
+_INPUTS_THAT_ADD_KEY = tuple(name for name, spec in _INPUT_SPECS.items() if spec.adds_key)
 _KEY_AXES: Mapping[str, int] = {
     **{"key": -2, "value": -2, "mask": -1},
     **{name: spec.axes.index("T") - len(spec.axes) for name, spec in FOLDED_INPUTS.items() if "T" in spec.axes},
@@ -55,30 +55,30 @@ class OutsideDomain(Exception):
 class Computation(Problem):
     """A problem in canonical form, restricted to some of its query rows and keys.
 
-    Stages that are ``returned`` count as inputs, too.
+    Stages that are ``returned_stages`` count as inputs, too.
 
-    ``rows`` are the indices of the query rows that the arrays hold, and ``first_key`` is the index of the first key:
-    causality compares the two. If a problem ``is_absolute``, every number is replaced by its magnitude, so that each
-    stage becomes the sum of its absolute terms. (tanh increases, so the tanh of a magnitude bounds the magnitude of the
-    tanh.) The radius of a stage is compared with this sum.
+    ``row_indices`` are the indices of the query rows that the arrays hold, and ``first_key`` is the index of the first
+    key: causality compares the two. If a problem ``uses_magnitudes``, every number is replaced by its magnitude, so
+    that each stage becomes the sum of its absolute terms. (tanh increases, so the tanh of a magnitude bounds the
+    magnitude of the tanh.) The radius of a stage is compared with this sum.
 
     The last ``added_keys`` (one or none) are not keys of the case: a key of zeros with a value of zeros represents an
-    input that ``adds_a_key``. Outside the oracle and the bounds, no stage has this key (``without_added_key``). A
-    problem that ``is_wide`` is for bounds, in float64.
+    input that ``adds_key``. Outside the oracle and the bounds, no stage has this key (``without_added_key``). A
+    problem that ``is_float64`` is for bounds, in float64.
     """
 
-    rows: NDArray[np.intp] = field(kw_only=True)
-    returned: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    is_absolute: bool = False
+    row_indices: NDArray[np.intp] = field(kw_only=True)
+    returned_stages: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    uses_magnitudes: bool = False
     first_key: int = 0
     added_keys: int = 0
     arithmetic: type[ExactArray] = DoubleWords
-    is_wide: bool = False
+    is_float64: bool = False
 
     @classmethod
-    def of(cls, problem: Problem) -> Computation:
+    def from_problem(cls, problem: Problem) -> Computation:
         """Return the whole problem as it is computed: every query row, nothing known yet, and the key that is added."""
-        computation = cls.as_given(problem)
+        computation = cls.from_problem_without_added_key(problem)
         if problem.inputs.keys().isdisjoint(_INPUTS_THAT_ADD_KEY):
             return computation
         more = replace(computation, added_keys=1)
@@ -87,7 +87,7 @@ class Computation(Problem):
         )
 
     @classmethod
-    def as_given(cls, problem: Problem) -> Computation:
+    def from_problem_without_added_key(cls, problem: Problem) -> Computation:
         """Return the whole problem without the key that an input adds, for questions about masks.
 
         Raises ``ValueError`` for an operation, option or input that no step knows.
@@ -99,7 +99,7 @@ class Computation(Problem):
             strange = sorted(unknown | (inputs.keys() - _KNOWN_INPUTS))
             raise ValueError(f"the oracle knows no {operation} with {', '.join(strange) or 'anything'}")
         queries = inputs["query" if "query" in inputs else "scores"].shape[-2]
-        return cls(operation, options, inputs, rows=np.arange(queries))
+        return cls(operation, options, inputs, row_indices=np.arange(queries))
 
     @property
     def score(self) -> str:
@@ -112,7 +112,7 @@ class Computation(Problem):
         return str(self.options.get("softcap_follows", "scores"))
 
     @property
-    def fill(self) -> float | None:
+    def mask_fill(self) -> float | None:
         """The number that replaces a score that a mask or causality forbids; None for -inf."""
         fill = self.options.get("mask_fill")
         return None if fill is None else float(fill)
@@ -121,26 +121,26 @@ class Computation(Problem):
     def head_width(self) -> int:
         """D, the width of a head's queries and keys."""
         if OPERATIONS[self.operation].has_projections:
-            return int(self.inputs["query_weight"].shape[-1]) // self.heads_of("query")
-        return int(self.array("query").shape[-1])
+            return int(self.inputs["query_weight"].shape[-1]) // self.count_heads_of_projection("query")
+        return int(self.input_array("query").shape[-1])
 
     @property
     def has_uniform_rows(self) -> bool:
         """True if a row without a key attends to all keys alike."""
         return self.options.get("empty_rows") == "uniform"
 
-    def array(self, name: str) -> NDArray[Any]:
+    def input_array(self, name: str) -> NDArray[Any]:
         """Return an input as stored. Raises ``ValueError`` if the operation has none of that name."""
         if name not in self.inputs:
             raise ValueError(f"{self.operation} has no {name}, from which the stage asked for follows")
         return self.inputs[name]
 
-    def exact(self, array: NDArray[Any], shape: Shape | None = None) -> ExactArray:
+    def to_exact_array(self, array: NDArray[Any], shape: Shape | None = None) -> ExactArray:
         """Take an array as exact, broadcast to a shape."""
         array = array if shape is None else np.broadcast_to(array, shape)
-        if self.is_absolute:
+        if self.uses_magnitudes:
             array = np.where(array == -np.inf, array, np.abs(array))
-        return self.arithmetic.from_stored(np.atleast_2d(array))
+        return self.arithmetic.wrap_stored_numbers(np.atleast_2d(array))
 
     def in_float64(self) -> Computation:
         """Widen all numbers, exactly."""
@@ -158,35 +158,37 @@ class Computation(Problem):
 
     def magnitude_if_absolute(self, value: float) -> float:
         """Return an option, or its magnitude."""
-        return abs(float(value)) if self.is_absolute else float(value)
+        return abs(float(value)) if self.uses_magnitudes else float(value)
 
-    def allowed(self, shape: Shape) -> NDArray[np.bool_] | None:
+    def flag_allowed(self, shape: Shape) -> NDArray[np.bool_] | None:
         """Flag the keys that may be attended to, in the scores' shape; None for all, as with a fill."""
-        return self.kept(shape) if self.fill is None else None
+        return self.flag_unmasked_scores(shape) if self.mask_fill is None else None
 
-    def kept(self, shape: Shape) -> NDArray[np.bool_] | None:
+    def flag_unmasked_scores(self, shape: Shape) -> NDArray[np.bool_] | None:
         """Flag the scores that mask and causality leave unchanged, in their shape; None without both."""
         mask = self.inputs.get("mask")
         if self.options.get("is_causal"):
-            causal = np.arange(self.first_key, self.first_key + shape[-1]) <= self.rows[:, np.newaxis]  # (Lq, Lk)
+            causal = (
+                np.arange(self.first_key, self.first_key + shape[-1]) <= self.row_indices[:, np.newaxis]
+            )  # (Lq, Lk)
             causal[:, shape[-1] - self.added_keys :] = True
             mask = causal if mask is None else mask & causal
         return None if mask is None else np.broadcast_to(mask, shape)
 
-    def unattended(self, shape: Shape) -> NDArray[np.bool_]:
+    def flag_unattended(self, shape: Shape) -> NDArray[np.bool_]:
         """Flag the keys without a weight, in the scores' shape: the mask forbids them, or their score is -inf.
 
         With a fill, only scores that are not replaced can be -inf.
         """
-        allowed = self.allowed(shape)
+        allowed = self.flag_allowed(shape)
         unattended = np.zeros(shape, dtype=np.bool_) if allowed is None else ~allowed
-        for name in MAY_BE_MINUS_INFINITY & self.inputs.keys():
+        for name in INPUTS_WITH_MINUS_INFINITY & self.inputs.keys():
             forbidden = self.inputs[name] == -np.inf
             if name in _INPUTS_THAT_ADD_KEY:
-                unattended[..., -1:] |= per_head(forbidden)
+                unattended[..., -1:] |= lift_per_head(forbidden)
             else:
                 unattended |= self.broadcast_to_scores(forbidden, shape)
-        kept = None if self.fill is None else self.kept(shape)
+        kept = None if self.mask_fill is None else self.flag_unmasked_scores(shape)
         return unattended if kept is None else unattended & kept
 
     def broadcast_to_scores(self, array: NDArray[Any], shape: Shape) -> NDArray[Any]:
@@ -200,7 +202,7 @@ class Computation(Problem):
         return array if axis is None else _append_constant(array, axis, self.added_keys, 0)
 
     @property
-    def own_key_count(self) -> int:
+    def key_count_of_case(self) -> int:
         """The number of keys without the one that is added; what is projected has that behind the projection."""
         return _count_keys(self.inputs) - self._keys_added_to_input
 
@@ -210,7 +212,7 @@ class Computation(Problem):
         if axis is None:
             return array
         is_new = "Lk" in STAGE_SPECS[stage].axes  # without the keys of a cache
-        keys = self.inputs["key"].shape[-2] - self._keys_added_to_input if is_new else self.own_key_count
+        keys = self.inputs["key"].shape[-2] - self._keys_added_to_input if is_new else self.key_count_of_case
         return array if array.shape[axis] == 1 and keys else np.delete(array, -1, axis)
 
     @property
@@ -231,7 +233,7 @@ class Computation(Problem):
             array = np.broadcast_to(array, (*array.shape[:-1], _count_keys(self.inputs)))
         return _append_constant(array, axis, self.added_keys, name == "mask")
 
-    def heads_of(self, name: str) -> int:
+    def count_heads_of_projection(self, name: str) -> int:
         """Return how many heads a projection of multi_head_attention has: query, key or value."""
         heads, shared = self.options["heads"], self.options.get("kv_heads")
         return int(heads if name == "query" or shared is None else shared)
@@ -239,8 +241,8 @@ class Computation(Problem):
     def select_rows(self, rows: NDArray[np.intp]) -> Computation:
         """Keep only these query rows, which are independent of the others; key and value stay whole."""
         inputs = {name: _select_input_rows(name, array, rows) for name, array in self.inputs.items()}
-        returned = {name: _select_input_rows(name, array, rows) for name, array in self.returned.items()}
-        return replace(self, inputs=inputs, rows=self.rows[rows], returned=returned)
+        returned = {name: _select_input_rows(name, array, rows) for name, array in self.returned_stages.items()}
+        return replace(self, inputs=inputs, row_indices=self.row_indices[rows], returned_stages=returned)
 
     def select_keys(self, start: int, stop: int) -> Computation:
         """Keep only the keys and values from ``start`` up to ``stop``: part of what a row's softmax is a sum over.
@@ -257,22 +259,22 @@ class Computation(Problem):
         """
         if name not in LOGITS:
             return array if np.isfinite(array).all() else None
-        allowed = self.allowed(array.shape)
+        allowed = self.flag_allowed(array.shape)
         if allowed is not None and name != "masked" and stage not in LOGITS[:-1]:
             array = np.where(allowed, array.astype(np.float64), -np.inf)
         unattended = array == -np.inf
         if name != "masked":
-            unattended &= self.unattended(array.shape)
+            unattended &= self.flag_unattended(array.shape)
         return array if (np.isfinite(array) | unattended).all() else None
 
 
-_KNOWN_OPTIONS = {name for name, spec in OPTIONS.items() if not spec.for_reading} - {"window"} | {
+_KNOWN_OPTIONS = {name for name, spec in OPTIONS.items() if not spec.only_in_files} - {"window"} | {
     "score",
     "softcap_follows",
 }
 _KNOWN_OPTIONS |= {"epsilon_at", "unnormalized"}  # what other readings of a norm have
 # What the caller folds first: into one mask, joined keys, and rows for each query and key.
-_FOLDED_AWAY_INPUTS = {name for name, spec in _INPUT_SPECS.items() if spec.folds_into}
+_FOLDED_AWAY_INPUTS = {name for name, spec in _INPUT_SPECS.items() if spec.folds_into_input}
 _KNOWN_INPUTS = {name for score in SCORE_INPUTS.values() for name in score}.union(
     *(operation.inputs for operation in _CANONICAL_OPERATIONS), FOLDED_INPUTS
 ) - _FOLDED_AWAY_INPUTS
@@ -282,7 +284,7 @@ _QUERY_AXES: Mapping[str, int] = {
     if "Lq" in axes[:-1]
 }
 """The axis that counts query rows; log_sum_exp is no input, and nothing follows from it."""
-MAY_BE_MINUS_INFINITY = {name for name, spec in _INPUT_SPECS.items() if spec.may_be_infinite}
+INPUTS_WITH_MINUS_INFINITY = {name for name, spec in _INPUT_SPECS.items() if spec.may_be_infinite}
 
 
 def _count_keys(inputs: Mapping[str, NDArray[Any]]) -> int:
@@ -290,7 +292,7 @@ def _count_keys(inputs: Mapping[str, NDArray[Any]]) -> int:
     return sum(int(inputs[name].shape[-2]) for name in ("cached_key", "key") if name in inputs)
 
 
-def per_head(array: NDArray[Any]) -> NDArray[Any]:
+def lift_per_head(array: NDArray[Any]) -> NDArray[Any]:
     """Lift an array with one number per head, (H,), to the rank of scores: (H, 1, 1)."""
     return array[:, np.newaxis, np.newaxis]
 
@@ -308,7 +310,7 @@ def check_domain(problem: Problem) -> None:
         if array.dtype == np.bool_:
             continue
         finite = np.isfinite(array)
-        if not finite.all() and not (name in MAY_BE_MINUS_INFINITY and (finite | (array == -np.inf)).all()):
+        if not finite.all() and not (name in INPUTS_WITH_MINUS_INFINITY and (finite | (array == -np.inf)).all()):
             raise OutsideDomain(name, "holds NaN or an infinity that no mask explains")
     if problem.options.get("softcap") == 0:
         raise OutsideDomain("softcap", "is 0, by which the scores would be divided")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.errors import (
-    ORDER_FACTOR,
+    SUMMATION_ORDER_FACTOR,
     Ball,
     BoundedStage,
     Operand,
@@ -23,7 +23,7 @@ from attncheck.attention.errors import (
     relative_sum_error,
 )
 from attncheck.attention.exact_array import ExactArray, concatenate
-from attncheck.attention.flags import Flags, ReachContext, any_along
+from attncheck.attention.flags import FlagContext, Flags, any_over_axes
 from attncheck.attention.problem import Computation
 from attncheck.attention.step import ErrorContext, RadiusContext, Step
 from attncheck.spec.rounding import RoundingModel
@@ -39,91 +39,102 @@ def projection_step(name: str) -> Step:
         if name == "query" or not problem.added_keys:
             return projected
         zeros = np.zeros((*projected.shape[:-2], problem.added_keys, projected.shape[-1]))
-        return concatenate([projected, projected.of_numbers(zeros)], axis=-2)
+        return concatenate([projected, projected.from_finite_numbers(zeros)], axis=-2)
 
     def exact_projection(problem: Computation) -> ExactArray:
-        inputs, weight = problem.array(name), problem.array(f"{name}_weight")
-        heads = problem.heads_of(name)
+        inputs, weight = problem.input_array(name), problem.input_array(f"{name}_weight")
+        heads = problem.count_heads_of_projection(name)
         per_head = weight.reshape(weight.shape[0], heads, -1).swapaxes(0, 1)  # (E, H*D) -> (H, E, D)
-        projected = problem.exact(inputs[:, np.newaxis]) @ problem.exact(per_head)  # (B, H, L, D)
+        projected = problem.to_exact_array(inputs[:, np.newaxis]) @ problem.to_exact_array(per_head)  # (B, H, L, D)
         if f"{name}_bias" not in problem.inputs:
             return projected
-        bias = problem.array(f"{name}_bias").reshape(heads, 1, -1)  # (H*D,) -> (H, 1, D)
-        return projected + problem.exact(bias, projected.shape)
+        bias = problem.input_array(f"{name}_bias").reshape(heads, 1, -1)  # (H*D,) -> (H, 1, D)
+        return projected + problem.to_exact_array(bias, projected.shape)
 
     def value(problem: Computation) -> Real:
-        projected: Real = problem.array(name) @ problem.array(f"{name}_weight")
+        projected: Real = problem.input_array(name) @ problem.input_array(f"{name}_weight")
         if f"{name}_bias" in problem.inputs:
             projected = projected + problem.inputs[f"{name}_bias"]
-        return problem.with_added_key(name, split_heads(projected, problem.heads_of(name)))
+        return problem.with_added_key(name, split_heads(projected, problem.count_heads_of_projection(name)))
 
     def error(at: ErrorContext) -> Operand:
         inputs, bias = at.problem.inputs, at.problem.inputs.get(f"{name}_bias")
         weight, merged = inputs[f"{name}_weight"], merge_heads(at.problem.without_added_key(name, at.value))
         flat, heads = bound_linear_layer(Operand(inputs[name]), weight, bias, merged, at.rounding), at.value.shape[1]
-        return Operand(at.value, *(at.problem.with_added_key(name, split_heads(part, heads)) for part in flat.errors))
+        return Operand(
+            at.value,
+            *(at.problem.with_added_key(name, split_heads(part, heads)) for part in flat.max_error_and_variance),
+        )
 
     def radius(around: RadiusContext, _: Real) -> Real:
-        per_head = split_heads(_linear_radius(around, around.ball(name), name), around.problem.heads_of(name))
+        per_head = split_heads(
+            _linear_layer_radius(around, around.input_ball(name), name), around.problem.count_heads_of_projection(name)
+        )
         return around.problem.with_added_key(name, per_head)
 
-    def reach(known: ReachContext) -> Flags:
-        flags = split_heads(_linear_reach(known, known.flags[name], name), known.problem.heads_of(name))
+    def reach(known: FlagContext) -> Flags:
+        flags = split_heads(
+            _propagate_linear_layer_flags(known, known.input_flags[name], name),
+            known.problem.count_heads_of_projection(name),
+        )
         return known.problem.with_added_key(name, flags)
 
-    return Step(exact, error, radius, reach=reach, value=value)
+    return Step(exact, error, radius, propagate_flags=reach, evaluate_in_float64=value)
 
 
 def _exact_output_projection(problem: Computation, context: ExactArray) -> ExactArray:
     merged = context.map_parts(merge_heads)
     if "output_weight" not in problem.inputs:
         return merged
-    output = merged @ problem.exact(problem.array("output_weight"))
+    output = merged @ problem.to_exact_array(problem.input_array("output_weight"))
     if "output_bias" not in problem.inputs:
         return output
-    return output + problem.exact(problem.array("output_bias"), output.shape)
+    return output + problem.to_exact_array(problem.input_array("output_bias"), output.shape)
 
 
 def _output_projection_radius(around: RadiusContext, _: Real, context: Ball) -> Real:
-    merged = context.mapped(merge_heads)
-    return _linear_radius(around, merged, "output") if "output_weight" in around.problem.inputs else merged.radius
+    merged = context.map_arrays(merge_heads)
+    return _linear_layer_radius(around, merged, "output") if "output_weight" in around.problem.inputs else merged.radius
 
 
-def _output_projection_error(at: ErrorContext, context: BoundedStage | Operand) -> BoundedStage | Operand:
+def _output_projection_with_error(at: ErrorContext, context: BoundedStage | Operand) -> BoundedStage | Operand:
     exact, weight, bias = at.value, at.problem.inputs.get("output_weight"), at.problem.inputs.get("output_bias")
     if isinstance(context, Operand):
-        merged = context.mapped(merge_heads)
+        merged = context.map_arrays(merge_heads)
         if weight is None:
             return replace(merged, value=exact)
         return bound_linear_layer(merged, weight, bias, exact, at.rounding)
     bound = context.final_bound
     if weight is None:
-        return BoundedStage(exact, bound.mapped(merge_heads))
+        return BoundedStage(exact, bound.map_arrays(merge_heads))
     heads, width = context.value.shape[1], context.value.shape[-1]
     per_head = bound.sigma @ np.abs(weight).reshape(heads, width, -1)  # (B, H, Lq, Eo)
     inputs = Operand(merge_heads(context.value), merge_heads(bound.max_error))
     return bound_linear_layer(inputs, weight, bias, exact, at.rounding, (per_head**2).sum(axis=1))
 
 
-def _output_projection_reach(known: ReachContext, context: Flags) -> Flags:
+def _propagate_output_projection_flags(known: FlagContext, context: Flags) -> Flags:
     merged = merge_heads(context)
-    return _linear_reach(known, merged, "output") if "output_weight" in known.flags else merged
+    return _propagate_linear_layer_flags(known, merged, "output") if "output_weight" in known.input_flags else merged
 
 
 OUTPUT_PROJECTION = Step(
-    _exact_output_projection, _output_projection_error, _output_projection_radius, reach=_output_projection_reach
+    _exact_output_projection,
+    _output_projection_with_error,
+    _output_projection_radius,
+    propagate_flags=_propagate_output_projection_flags,
 )
 
 
-def _linear_radius(around: RadiusContext, inputs: Ball, name: str) -> Real:
-    weight = around.ball(f"{name}_weight")
+def _linear_layer_radius(around: RadiusContext, inputs: Ball, name: str) -> Real:
+    weight = around.input_ball(f"{name}_weight")
     radius = inputs.matmul_radius(weight.value, weight.radius)
     return radius + around.radii[f"{name}_bias"] if f"{name}_bias" in around.problem.inputs else radius
 
 
-def _linear_reach(known: ReachContext, inputs: Flags, name: str) -> Flags:
-    flags: Flags = any_along(inputs, -1) | any_along(known.flags[f"{name}_weight"], -2)
-    return flags | known.flags[f"{name}_bias"] if f"{name}_bias" in known.flags else flags
+def _propagate_linear_layer_flags(known: FlagContext, inputs: Flags, name: str) -> Flags:
+    flags: Flags = any_over_axes(inputs, -1) | any_over_axes(known.input_flags[f"{name}_weight"], -2)
+    return flags | known.input_flags[f"{name}_bias"] if f"{name}_bias" in known.input_flags else flags
 
 
 def merge_heads(array: NDArray[Scalar]) -> NDArray[Scalar]:
@@ -170,7 +181,7 @@ def bound_linear_layer(
     # The bias is added last, or the sum starts from it (as in a fused linear layer of few rows).
     variance = np.maximum(
         variance + u_acc**2 * exact * exact,
-        variance + ORDER_FACTOR * u_acc**2 * length * np.maximum(offset * offset + offset * product, 0) * cut,
+        variance + SUMMATION_ORDER_FACTOR * u_acc**2 * length * np.maximum(offset * offset + offset * product, 0) * cut,
     )
     if carried is None and inputs.variance is not None:
         carried = inputs.variance @ (weight * weight)

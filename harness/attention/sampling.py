@@ -20,7 +20,7 @@ from attncheck.spec import query_axis
 OPERATIONS_SUMMING_QUERIES = frozenset({"attention_gradients"})
 """The gradients of key and value are sums over the query rows: none can stand for another."""
 
-MAX_ELEMENTS = 1 << 18
+MAX_UNSAMPLED_ELEMENTS = 1 << 18
 """Elements of a score matrix of which all are judged. The exact answer of so many takes about a second. A choice: more
 make a run slower, fewer leave more rows unjudged."""
 
@@ -34,17 +34,21 @@ _SEED = 0  # a choice: any fixed seed makes two runs judge the same rows
 RowIndices = NDArray[np.intp]
 
 
-def sampled_rows(problem: Problem) -> RowIndices | None:
+def choose_sampled_rows(problem: Problem) -> RowIndices | None:
     """Return the query rows to judge, ascending; None for all of them, if there are few or none can be left out.
 
     Example:
         >>> row = np.ones((1, 1, 1024, 1))
-        >>> rows = sampled_rows(Problem("attention", {}, {"query": row, "key": row, "value": row}))
+        >>> rows = choose_sampled_rows(Problem("attention", {}, {"query": row, "key": row, "value": row}))
         >>> len(rows), {0, 15, 16, 255, 256, 1023}.issubset(rows.tolist())  # the ends, and both sides of edges of tiles
         (64, True)
     """
     queries, elements = count_queries(problem.inputs), count_scores(problem.operation, problem.options, problem.inputs)
-    if queries <= MAX_SAMPLED_ROWS or elements <= MAX_ELEMENTS or problem.operation in OPERATIONS_SUMMING_QUERIES:
+    if (
+        queries <= MAX_SAMPLED_ROWS
+        or elements <= MAX_UNSAMPLED_ELEMENTS
+        or problem.operation in OPERATIONS_SUMMING_QUERIES
+    ):
         return None
     tiles = [_SMALLEST_TILE << power for power in range(queries.bit_length()) if _SMALLEST_TILE << power < queries]
     chosen = {0, queries - 1, *tiles, *(tile - 1 for tile in tiles)}
@@ -54,7 +58,7 @@ def sampled_rows(problem: Problem) -> RowIndices | None:
     return np.array(sorted({*chosen, *drawn}), dtype=np.intp)
 
 
-def needs_all_rows(problem: Problem, rows: RowIndices | None) -> bool:
+def must_judge_all_rows(problem: Problem, rows: RowIndices | None) -> bool:
     """Tell if there are many rows and none stands for another: they are added up, or their numbers are known."""
     return rows is None and (
         problem.operation in OPERATIONS_SUMMING_QUERIES or count_queries(problem.inputs) > MAX_SAMPLED_ROWS
@@ -74,7 +78,7 @@ def select_stage_rows(stage: str, array: Array, rows: RowIndices | None) -> Arra
     return array if rows is None or axis is None else array.take(rows, axis)
 
 
-def has_rows(stage: str, array: Array, rows: RowIndices) -> bool:
+def is_long_enough_for_rows(stage: str, array: Array, rows: RowIndices) -> bool:
     """Tell if an implementation's array, which may have any shape, is long enough to have these query rows."""
     axis = query_axis(stage)
     return axis is None or (array.ndim >= -axis and array.shape[axis] > int(rows.max(initial=-1)))

@@ -17,65 +17,72 @@ from numpy.typing import NDArray
 from attncheck.attention.backward_sums import bound_summed_grad_logits, sum_grad_logits
 from attncheck.attention.errors import Ball, Logits, Real, zero_nonfinite
 from attncheck.attention.exact_array import ExactArray
-from attncheck.attention.flags import Flags, ReachContext, any_along
+from attncheck.attention.flags import FlagContext, Flags, any_over_axes
 from attncheck.attention.logits import exact_sum_of_grad_logits
-from attncheck.attention.problem import Computation, per_head
+from attncheck.attention.problem import Computation, lift_per_head
 from attncheck.attention.step import ErrorContext, RadiusContext, Step
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 _ADDED_COLUMN = slice(-1, None)
 
 
-def _exact_logits(problem: Computation, before: ExactArray) -> ExactArray:
-    column = per_head(problem.array("sinks"))
-    return before.replace_at((..., _ADDED_COLUMN), problem.exact(column, (*before.shape[:-1], 1)))
+def _exact_logits_with_sinks(problem: Computation, before: ExactArray) -> ExactArray:
+    column = lift_per_head(problem.input_array("sinks"))
+    return before.replace_at((..., _ADDED_COLUMN), problem.to_exact_array(column, (*before.shape[:-1], 1)))
 
 
-def _logits_radius(around: RadiusContext, value: Real, before: Ball) -> Real:
-    column = np.where(np.isinf(value[..., _ADDED_COLUMN]), 0, per_head(around.radii["sinks"]))
+def _logits_with_sinks_radius(around: RadiusContext, value: Real, before: Ball) -> Real:
+    column = np.where(np.isinf(value[..., _ADDED_COLUMN]), 0, lift_per_head(around.radii["sinks"]))
     return _replace_last_column(before.radius + np.zeros_like(value), column)
 
 
-def _logits_error(at: ErrorContext, before: Logits) -> Logits:
-    value, sinks = at.value, np.abs(zero_nonfinite(per_head(at.problem.array("sinks"))))
+def _logits_with_sinks_and_error(at: ErrorContext, before: Logits) -> Logits:
+    value, sinks = at.value, np.abs(zero_nonfinite(lift_per_head(at.problem.input_array("sinks"))))
     unit = at.rounding.compute_unit if at.rounding.folding == "base" else 0.0
     whole, nothing = np.zeros_like(value), np.zeros((1, 1))
     return Logits(
         value,
         _replace_last_column(before.max_error + whole, unit * sinks),
-        _replace_last_column(before.independent + whole, (unit * sinks) ** 2),
+        _replace_last_column(before.independent_variance + whole, (unit * sinks) ** 2),
         _replace_last_column(before.shared_with_proportion(zero_nonfinite(before.value)) + whole, nothing),
-        _replace_last_column(before.floor + whole, nothing),
-        constant=None if before.constant is None else _replace_last_column(before.constant, np.zeros((1, 1), np.bool_)),
+        _replace_last_column(before.underflow_error + whole, nothing),
+        constant_elements=None
+        if before.constant_elements is None
+        else _replace_last_column(before.constant_elements, np.zeros((1, 1), np.bool_)),
         restored_mean_error=before.restored_mean_error,
     )
 
 
-def _logits_reach(known: ReachContext, before: Flags) -> Flags:
+def _propagate_sink_flags(known: FlagContext, before: Flags) -> Flags:
     keys = (
-        known.problem.own_key_count + known.problem.added_keys
+        known.problem.key_count_of_case + known.problem.added_keys
     )  # a row that is reached as a whole has one flag for all
     whole = np.broadcast_to(before, (*before.shape[:-1], keys))
     return _replace_last_column(
-        whole, per_head(known.flags["sinks"]) if "sinks" in known.flags else np.zeros((1, 1), np.bool_)
+        whole, lift_per_head(known.input_flags["sinks"]) if "sinks" in known.input_flags else np.zeros((1, 1), np.bool_)
     )
 
 
-SINKS = Step(_exact_logits, _logits_error, _logits_radius, reach=_logits_reach)
+SINKS = Step(
+    _exact_logits_with_sinks,
+    _logits_with_sinks_and_error,
+    _logits_with_sinks_radius,
+    propagate_flags=_propagate_sink_flags,
+)
 
 
-def _grad_sinks_value(problem: Computation, logits: Real) -> Real:
-    shape = problem.array("sinks").shape
+def _sum_grad_logits_to_sinks(problem: Computation, logits: Real) -> Real:
+    shape = problem.input_array("sinks").shape
     return sum_grad_logits(logits, (*shape, 1, 1), _ADDED_COLUMN).reshape(shape)
 
 
 GRAD_SINKS = Step(
     lambda problem, grad_logits: exact_sum_of_grad_logits(
-        grad_logits, (*problem.array("sinks").shape, 1, 1), _ADDED_COLUMN
+        grad_logits, (*problem.input_array("sinks").shape, 1, 1), _ADDED_COLUMN
     ),
     lambda at, logits: bound_summed_grad_logits(at, logits, (*at.value.shape, 1, 1), _ADDED_COLUMN),
-    reach=lambda _, grad_logits: any_along(grad_logits[..., _ADDED_COLUMN], (0, 2))[0, :, 0, 0],
-    value=_grad_sinks_value,
+    propagate_flags=lambda _, grad_logits: any_over_axes(grad_logits[..., _ADDED_COLUMN], (0, 2))[0, :, 0, 0],
+    evaluate_in_float64=_sum_grad_logits_to_sinks,
 )
 
 

@@ -30,13 +30,13 @@ from attncheck.attention.errors import (
     add_errors,
     make_bound,
     quantization_error,
+    replace_unusable_max_error,
     row_dot_products,
     row_sums,
-    usable_max_error,
     zero_nonfinite,
 )
-from attncheck.attention.exact_array import ExactArray, divide_by_row_sums, log_row_sums, row_exponentials
-from attncheck.attention.flags import any_along, pass_through
+from attncheck.attention.exact_array import ExactArray, compute_row_exponentials, divide_by_row_sums, log_row_sums
+from attncheck.attention.flags import any_over_axes, pass_through
 from attncheck.attention.logits import exact_zero_filled_gradients
 from attncheck.attention.problem import Computation
 from attncheck.attention.step import ErrorContext, RadiusContext, Step
@@ -67,57 +67,57 @@ class SoftmaxError(Elementwise):
     attended: NDArray[np.bool_]
     are_all_attended: bool
     weights: Real  # p
-    shifted: Real  # x
-    maximum: Real  # m
-    count: Real  # n
-    blocks: Real  # r
-    rescalings: Real  # rho: how often the running maximum is expected to change, on data without an order
-    maximum_error: Real  # D_m
-    exponent: Real  # E
-    grown: Real  # p (e^E - 1)
-    grown_squares: Real  # sum p (e^E - 1)^2
-    grown_sum: Real  # R
-    least_sum: Real  # Z
-    lost_sum: Real  # 1 - Z
-    independent: Real  # t^2: variance of theta, each key's own
-    shared: Real  # c^2: variance of theta, common to the keys of a row
-    squares: Real  # p^2
-    independent_terms: Real  # p^2 t^2
-    independent_sum: Real  # sum p^2 t^2
-    shared_sum: Real  # sum p c^2
-    mean_shifted: Real  # sum p x
+    shifted_logits: Real  # x
+    row_maximum: Real  # m
+    attended_count: Real  # n
+    block_count: Real  # r
+    expected_rescalings: Real  # rho: how often the running maximum is expected to change, on data without an order
+    row_maximum_error: Real  # D_m
+    max_exponent_error: Real  # E
+    max_weight_growth: Real  # p (e^E - 1)
+    sum_of_squared_growth: Real  # sum p (e^E - 1)^2
+    weight_growth_sum: Real  # R
+    min_normalizer: Real  # Z
+    normalizer_loss: Real  # 1 - Z
+    independent_variance: Real  # t^2: variance of theta, each key's own
+    shared_variance: Real  # c^2: variance of theta, common to the keys of a row
+    squared_weights: Real  # p^2
+    weighted_independent_variance: Real  # p^2 t^2
+    independent_variance_sum: Real  # sum p^2 t^2
+    shared_variance_sum: Real  # sum p c^2
+    mean_shifted_logit: Real  # sum p x
     log_sum_exp: Real  # L
-    common: Real  # of theta, what all keys of a row have alike, beyond E, and what L gets back
+    common_exponent_error: Real  # of theta, what all keys of a row have alike, beyond E, and what L gets back
     score_scale_error_variance: float = 0.0  # variance of a relative error that all scores have in common
 
     @cached_property
-    def variance(self) -> Real:
+    def exponent_variance(self) -> Real:
         """The variance of theta."""
-        variance = add_errors(self.independent, self.shared)
+        variance = add_errors(self.independent_variance, self.shared_variance)
         return (
-            variance + self.score_scale_error_variance * self.shifted * self.shifted
+            variance + self.score_scale_error_variance * self.shifted_logits * self.shifted_logits
             if self.score_scale_error_variance
             else variance
         )
 
     @cached_property
-    def largest_variance(self) -> float:
+    def largest_exponent_variance(self) -> float:
         """The largest variance of theta."""
-        return float(self.variance.max(initial=0.0))
+        return float(self.exponent_variance.max(initial=0.0))
 
     @cached_property
     def log_sum_decrease(self) -> Real:
         """-ln Z, at least 0, by 1 - Z where Z is so near 1 that its last bits count; large for an empty row."""
-        near = self.least_sum > 0.5
-        fall = -np.log1p(-np.where(near, self.lost_sum, 0.0))
-        return np.maximum(fall if near.all() else np.where(near, fall, -np.log(np.minimum(self.least_sum, 1))), 0)
+        near = self.min_normalizer > 0.5
+        fall = -np.log1p(-np.where(near, self.normalizer_loss, 0.0))
+        return np.maximum(fall if near.all() else np.where(near, fall, -np.log(np.minimum(self.min_normalizer, 1))), 0)
 
     def score_scale_variance(self, rounding: RoundingModel) -> float:
         """The variance of what moves every score in proportion: a rounded scale, factors that are cut off."""
         return rounding.score_unit**2 + rounding.compute_unit**2 + self.score_scale_error_variance
 
 
-def softmax_error(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingModel) -> SoftmaxError:
+def compute_softmax_error(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingModel) -> SoftmaxError:
     """Prepare the bounds of whatever follows from logits, whose exact softmax is given.
 
     logits, weights (..., Lq, Lk), log_sum_exp (..., Lq). A row with NaN or +inf in it counts as empty.
@@ -132,7 +132,7 @@ def softmax_error(error: Logits, weights: Real, log_sum_exp: Real, rounding: Rou
     if not whole:
         distance, shifted, weights = (np.where(attended, array, 0.0) for array in (distance, shifted, weights))
     count = np.full(highest.shape, float(logits.shape[-1])) if whole else row_sums(attended.astype(np.float64))
-    blocks = np.ceil(count / rounding.block)
+    blocks = np.ceil(count / rounding.min_block_keys)
     rescalings = 1 + np.log1p(blocks)
     largest = (shifted + distance).max(axis=-1, keepdims=True, initial=0.0)
     common, apart, beyond = ZERO, maximum, largest
@@ -159,27 +159,27 @@ def softmax_error(error: Logits, weights: Real, log_sum_exp: Real, rounding: Rou
         attended=attended,
         are_all_attended=whole,
         weights=weights,
-        shifted=shifted,
-        maximum=maximum,
-        count=count,
-        blocks=blocks,
-        rescalings=rescalings,
-        maximum_error=largest,
-        exponent=exponent,
-        grown=grown,
-        grown_squares=squares,
-        grown_sum=row_sums(grown),
-        least_sum=np.maximum(least, np.finfo(np.float64).tiny),
-        lost_sum=lost,
-        independent=independent,
-        shared=shared,
-        squares=square_p,
-        independent_terms=independent_terms,
-        independent_sum=row_sums(independent_terms),
-        shared_sum=ZERO if shared is ZERO else row_sums(weights * shared),
-        mean_shifted=row_dot_products(weights, shifted),
+        shifted_logits=shifted,
+        row_maximum=maximum,
+        attended_count=count,
+        block_count=blocks,
+        expected_rescalings=rescalings,
+        row_maximum_error=largest,
+        max_exponent_error=exponent,
+        max_weight_growth=grown,
+        sum_of_squared_growth=squares,
+        weight_growth_sum=row_sums(grown),
+        min_normalizer=np.maximum(least, np.finfo(np.float64).tiny),
+        normalizer_loss=lost,
+        independent_variance=independent,
+        shared_variance=shared,
+        squared_weights=square_p,
+        weighted_independent_variance=independent_terms,
+        independent_variance_sum=row_sums(independent_terms),
+        shared_variance_sum=ZERO if shared is ZERO else row_sums(weights * shared),
+        mean_shifted_logit=row_dot_products(weights, shifted),
         log_sum_exp=zero_nonfinite(log_sum_exp)[..., np.newaxis],
-        common=common,
+        common_exponent_error=common,
         score_scale_error_variance=error.score_scale_error_variance,
     )
 
@@ -191,9 +191,9 @@ def _flag_constant_rows(
 
     Parts of a row that are merged by a stored log_sum_exp have errors of their own, whatever is in them.
     """
-    if error.constant is None or rounding.from_log_sum_exp:
+    if error.constant_elements is None or rounding.from_log_sum_exp:
         return None
-    even = np.asarray((error.constant | ~attended).all(axis=-1, keepdims=True))
+    even = np.asarray((error.constant_elements | ~attended).all(axis=-1, keepdims=True))
     return even if even.any() else None
 
 
@@ -202,9 +202,9 @@ def flag_linear_weights(rows: SoftmaxError, max_variance: float = _MAX_LINEAR_VA
 
     ``max_variance`` is the largest variance of theta that counts as small.
     """
-    if rows.largest_variance <= max_variance / 2:  # and so is the mean of a row
+    if rows.largest_exponent_variance <= max_variance / 2:  # and so is the mean of a row
         return np.ones((1, 1), np.bool_)
-    variance = rows.variance
+    variance = rows.exponent_variance
     of_row = (rows.weights * zero_nonfinite(variance)).sum(axis=-1, keepdims=True)
     linear: NDArray[np.bool_] = np.maximum(variance, of_row) <= max_variance
     return linear
@@ -215,8 +215,8 @@ def second_order_variance(rows: SoftmaxError) -> Real:
 
     f(t) = e^(2t) - 2 (1 + t) e^(t/2) + 1 + t = 3/4 t^2 + 25/24 t^3 + O(t^4)
     """
-    variance = rows.variance
-    if rows.largest_variance < _MIN_VARIANCE:
+    variance = rows.exponent_variance
+    if rows.largest_exponent_variance < _MIN_VARIANCE:
         return variance * variance * (0.75 + 25 / 24 * variance)
     bounded = np.minimum(variance, LARGEST_EXPONENT / 2)
     grown: Real = np.expm1(2 * bounded) - 2 * (1 + bounded) * np.expm1(bounded / 2) - bounded
@@ -277,11 +277,11 @@ def _exponent_variances(
     independent = shifted * shifted
     independent *= 2 * unit**2
     independent += of_row
-    independent += error.independent
-    underflow = float(error.floor.max(initial=0.0))
+    independent += error.independent_variance
+    underflow = float(error.underflow_error.max(initial=0.0))
     if underflow**2 < _NEGLIGIBLE_SHARE * exponential:
-        return independent, error.shared
-    return independent, add_errors(error.shared, error.floor * error.floor)
+        return independent, error.shared_variance
+    return independent, add_errors(error.shared_variance, error.underflow_error * error.underflow_error)
 
 
 _LARGEST_EXPONENT = 600.0
@@ -290,7 +290,7 @@ _MIN_TOTAL = 1e-290
 """Sums below have lost terms to underflow."""
 
 
-def weight_radius(weights: Real, log_weights: Real, radius: Real) -> Real:
+def propagate_weight_radius(weights: Real, log_weights: Real, radius: Real) -> Real:
     """Return how far each weight moves at most, one way or the other."""
     grown, shrunk = _weight_growth(weights, log_weights, radius), -weights * np.expm1(-radius)
     most, least = weights + grown, np.exp(log_weights - radius)
@@ -303,7 +303,7 @@ def weight_radius(weights: Real, log_weights: Real, radius: Real) -> Real:
     return np.where(lost, np.maximum(weights, rest), np.maximum(up, down))
 
 
-def log_sum_exp_radius(weights: Real, log_weights: Real, radius: Real) -> Real:
+def propagate_log_sum_exp_radius(weights: Real, log_weights: Real, radius: Real) -> Real:
     """Return how far each log_sum_exp moves at most, one way or the other."""
     row_grown = _weight_growth(weights, log_weights, radius).sum(axis=-1)
     logarithms = log_weights + radius
@@ -349,7 +349,7 @@ class Weights:
 
     def bound(self, rounding: RoundingModel) -> Bound:
         """Return the bound of the weights."""
-        return weights_bound(self.rows, self.value, rounding)
+        return bound_weights(self.rows, self.value, rounding)
 
 
 def softmax(logits: Real, empty_row_weight: float = 0.0) -> Softmax:
@@ -385,28 +385,32 @@ def _count_own_keys(problem: Computation, shape: Shape) -> int:
     return shape[-1] - problem.added_keys
 
 
-def _exponentials_error(at: ErrorContext, logits: Logits) -> SoftmaxError:
-    return softmax_error(logits, at.value.weights, at.value.log_sum_exp, at.rounding)
+def _exponentials_with_error(at: ErrorContext, logits: Logits) -> SoftmaxError:
+    return compute_softmax_error(logits, at.value.weights, at.value.log_sum_exp, at.rounding)
 
 
-def _softmax_radius(_around: RadiusContext, value: Softmax, logits: Ball) -> Softmax:
+def _softmax_radii(_around: RadiusContext, value: Softmax, logits: Ball) -> Softmax:
     attended = logits.value > -np.inf
     shifted, _, total, highest = _shifted_exponentials(logits.value)
     # The logarithm of a weight is a number if the weight itself is too small for float64.
     log_weights, radius = shifted - np.log(total), np.where(attended, logits.radius, 0)
     weights = np.where(highest == -np.inf, 0, value.weights)  # by convention, which no rounding of the scores moves
-    moved = np.where(attended, weight_radius(weights, log_weights, radius), 0)
-    return Softmax(moved, np.where(np.isinf(value.log_sum_exp), 0, log_sum_exp_radius(weights, log_weights, radius)))
+    moved = np.where(attended, propagate_weight_radius(weights, log_weights, radius), 0)
+    return Softmax(
+        moved, np.where(np.isinf(value.log_sum_exp), 0, propagate_log_sum_exp_radius(weights, log_weights, radius))
+    )
 
 
 EXPONENTIALS = Step(
-    lambda problem, logits: row_exponentials(
+    lambda problem, logits: compute_row_exponentials(
         logits, uniform=_count_own_keys(problem, logits.shape) if problem.has_uniform_rows else 0
     ),
-    _exponentials_error,
-    _softmax_radius,
-    reach=lambda known, logits: any_along(logits if known.attended is None else logits & known.attended, -1),
-    value=_softmax_value,
+    _exponentials_with_error,
+    _softmax_radii,
+    propagate_flags=lambda known, logits: any_over_axes(
+        logits if known.attended is None else logits & known.attended, -1
+    ),
+    evaluate_in_float64=_softmax_value,
 )
 WEIGHTS = Step(
     lambda _, powers: divide_by_row_sums(powers),
@@ -415,15 +419,15 @@ WEIGHTS = Step(
     lambda _, array: Operand(array),  # roundings of the weights that meet the values are counted with the mean
     pass_through,
     lambda _, both: both.weights,
-    magnitude=abs,
+    exact_magnitude=abs,
 )
 LOG_SUM_EXP = Step(
     lambda _, powers: log_row_sums(powers),
-    lambda at, rows: BoundedStage(at.value, log_sum_exp_bound(rows, at.value, at.rounding.for_statistics)),
+    lambda at, rows: BoundedStage(at.value, bound_log_sum_exp(rows, at.value, at.rounding.for_log_sum_exp)),
     lambda _, __, both: both.radius.log_sum_exp,
-    reach=lambda _, row: row[..., 0],
-    value=lambda _, both: both.log_sum_exp,
-    magnitude=lambda entry: 1 + abs(entry),
+    propagate_flags=lambda _, row: row[..., 0],
+    evaluate_in_float64=lambda _, both: both.log_sum_exp,
+    exact_magnitude=lambda entry: 1 + abs(entry),
 )
 
 
@@ -435,13 +439,13 @@ def exact_grad_logits(
     The Jacobian of a softmax is diag(p) - p p^T.
     """
     mean = (weights * grad_weights).sum(-1)
-    gradients = weights * (grad_weights + mean if problem.is_absolute else grad_weights - mean)
+    gradients = weights * (grad_weights + mean if problem.uses_magnitudes else grad_weights - mean)
     if masked.attended is not None:
-        gradients = gradients.where(masked.attended, 0.0)
+        gradients = gradients.select_where(masked.attended, 0.0)
     return exact_zero_filled_gradients(problem, gradients)
 
 
-def weights_bound(rows: SoftmaxError, exact: Real, rounding: RoundingModel) -> Bound:
+def bound_weights(rows: SoftmaxError, exact: Real, rounding: RoundingModel) -> Bound:
     """Bound the weights; 0 if a key is not attended to: the weight there must be exactly 0."""
     p, moved = rows.weights, max_weight_change(rows)
     stored = rounding.output_count * rounding.output_unit
@@ -451,7 +455,7 @@ def weights_bound(rows: SoftmaxError, exact: Real, rounding: RoundingModel) -> B
     floor = 2 * rounding.weight_underflow + rounding.output_underflow + narrow_weight_error(rows, rounding)
     # A factor of both would overflow if a relative error does; there may be nothing that it meets.
     max_error = (moved * (1 + relative) + p * relative) * (1 + 2 * relative) + floor
-    largest = usable_max_error(exact, max_error)
+    largest = replace_unusable_max_error(exact, max_error)
     # The weight is a factor of the whole scale: squared it would underflow.
     scale = np.fmin(p * np.sqrt(_weights_variance(rows, rounding)) + floor, largest)
     linear = flag_linear_weights(rows)
@@ -467,9 +471,9 @@ def narrow_weight_error(rows: SoftmaxError, rounding: RoundingModel) -> Real | f
         return 0.0
     share: Real | float = 1.0
     if rounding.stores_exponentials:
-        excess = np.where(rows.count > 0, rows.maximum + rows.maximum_error - rows.log_sum_exp, 0.0)
-        share = np.minimum(np.exp(np.minimum(excess, 0)) / rows.least_sum, 1)
-    return narrow_format_error((rows.weights + rows.grown) / rows.least_sum, share, rounding)
+        excess = np.where(rows.attended_count > 0, rows.row_maximum + rows.row_maximum_error - rows.log_sum_exp, 0.0)
+        share = np.minimum(np.exp(np.minimum(excess, 0)) / rows.min_normalizer, 1)
+    return narrow_format_error((rows.weights + rows.max_weight_growth) / rows.min_normalizer, share, rounding)
 
 
 def narrow_format_error(largest_weights: Real, share: Real | float, rounding: RoundingModel) -> Real:
@@ -483,13 +487,18 @@ def max_weight_change(rows: SoftmaxError) -> Real:
     """Return G: how far perturbed exponents alone can move each weight."""
     p = rows.weights
     # R - p W cancels if one key has nearly all of the weight.
-    others = np.maximum(rows.grown_sum - rows.grown, 0) + rows.count * _FLOAT64_UNIT * rows.grown_sum
-    return np.minimum(((1 - p) * rows.grown + p * others) / rows.least_sum, np.maximum(p, 1 - p))
+    others = (
+        np.maximum(rows.weight_growth_sum - rows.max_weight_growth, 0)
+        + rows.attended_count * _FLOAT64_UNIT * rows.weight_growth_sum
+    )
+    return np.minimum(((1 - p) * rows.max_weight_growth + p * others) / rows.min_normalizer, np.maximum(p, 1 - p))
 
 
 def normalisation_error(rows: SoftmaxError, rounding: RoundingModel) -> Real:
     """Return the relative error of the sum of exponentials, and of a division by it."""
-    summed = (rows.count + rows.blocks) * rounding.sum_unit + rows.count * rounding.weight_underflow
+    summed = (
+        rows.attended_count + rows.block_count
+    ) * rounding.sum_unit + rows.attended_count * rounding.weight_underflow
     relative: Real = summed + 3 * rounding.compute_unit
     return relative + recomputed_sum_error(rows, rounding) if rounding.from_log_sum_exp else relative
 
@@ -500,7 +509,7 @@ def recomputed_sum_error(rows: SoftmaxError, rounding: RoundingModel) -> Real:
     tau = max{ (1 + R) e^F - 1, 1 - Z e^-F },    F = B_L + (c_x + c_m) u_c lambda
     """
     shift = stored_log_sum_exp_error(rows, rounding)[..., np.newaxis]
-    above = np.expm1(np.minimum(shift + np.log1p(rows.grown_sum), LARGEST_EXPONENT))
+    above = np.expm1(np.minimum(shift + np.log1p(rows.weight_growth_sum), LARGEST_EXPONENT))
     below = -np.expm1(-rows.log_sum_decrease - shift)
     return np.maximum(above, below)
 
@@ -509,12 +518,12 @@ def stored_log_sum_exp_error(rows: SoftmaxError, rounding: RoundingModel) -> Rea
     """Return F, (..., Lq): the error of s - L beyond that of s - m, L being stored in the format of the computation."""
     unit, exact = rounding.compute_unit, rows.log_sum_exp[..., 0]
     kept = replace(rounding, output_unit=unit, output_underflow=rounding.score_underflow, output_count=2)
-    return log_sum_exp_bound(rows, exact, kept).max_error + further_exponent_error(rows, rounding)
+    return bound_log_sum_exp(rows, exact, kept).max_error + extra_exponent_error(rows, rounding)
 
 
-def further_exponent_error(rows: SoftmaxError, rounding: RoundingModel) -> Real:
+def extra_exponent_error(rows: SoftmaxError, rounding: RoundingModel) -> Real:
     """Return (c_x + c_m) u_c lambda, (..., Lq): what s - L rounds more than s - m does."""
-    excess = np.where(rows.count[..., 0] > 0, rows.log_sum_exp[..., 0] - rows.maximum[..., 0], 0.0)
+    excess = np.where(rows.attended_count[..., 0] > 0, rows.log_sum_exp[..., 0] - rows.row_maximum[..., 0], 0.0)
     counts = rounding.difference_count + rounding.maximum_count
     error: Real = counts * rounding.compute_unit * np.maximum(excess, 0)
     return error
@@ -522,25 +531,25 @@ def further_exponent_error(rows: SoftmaxError, rounding: RoundingModel) -> Real:
 
 def stored_log_sum_exp_variance(rows: SoftmaxError, rounding: RoundingModel) -> Real:
     """Return the variance of a stored L beyond that of its sum, (..., Lq, 1)."""
-    maximum, unit = rows.maximum, rounding.compute_unit
-    stored = np.where(rows.count > 0, rows.log_sum_exp, 0.0)
+    maximum, unit = rows.row_maximum, rounding.compute_unit
+    stored = np.where(rows.attended_count > 0, rows.log_sum_exp, 0.0)
     excess = np.maximum(stored - maximum, 0)
     variance: Real = (rounding.log_error + unit) ** 2 * excess**2 + 2 * unit**2 * (maximum**2 + stored**2)
     return variance
 
 
-def log_sum_exp_bound(rows: SoftmaxError, exact: Real, rounding: RoundingModel) -> Bound:
+def bound_log_sum_exp(rows: SoftmaxError, exact: Real, rounding: RoundingModel) -> Bound:
     """Bound log_sum_exp, ``exact`` (..., Lq); 0 for a row without a key."""
-    unit, maximum, size = rounding.compute_unit, rows.maximum[..., 0], np.abs(exact)
+    unit, maximum, size = rounding.compute_unit, rows.row_maximum[..., 0], np.abs(exact)
     excess = np.maximum(zero_nonfinite(exact) - maximum, 0)  # lambda
-    largest = rows.maximum_error[..., 0]
-    moved = np.maximum(np.log1p(rows.grown_sum), rows.log_sum_decrease)[..., 0]
-    furthest = rows.exponent.max(axis=-1, initial=0.0)
+    largest = rows.row_maximum_error[..., 0]
+    moved = np.maximum(np.log1p(rows.weight_growth_sum), rows.log_sum_decrease)[..., 0]
+    furthest = rows.max_exponent_error.max(axis=-1, initial=0.0)
     # A p e^E that would overflow has been cut off; no sum moves further than its largest exponent.
-    cut_off = rows.grown_sum[..., 0] > _LARGEST_GROWN
-    moved = np.where(cut_off, furthest, np.minimum(moved, furthest)) + rows.common[..., 0]
-    terms = rows.count + rows.blocks
-    summed = (terms * rounding.sum_unit + rows.count * rounding.weight_underflow)[..., 0] + 2 * unit
+    cut_off = rows.weight_growth_sum[..., 0] > _LARGEST_GROWN
+    moved = np.where(cut_off, furthest, np.minimum(moved, furthest)) + rows.common_exponent_error[..., 0]
+    terms = rows.attended_count + rows.block_count
+    summed = (terms * rounding.sum_unit + rows.attended_count * rounding.weight_underflow)[..., 0] + 2 * unit
     summed = summed * (1 + 2 * summed)
     max_error = (
         moved
@@ -554,13 +563,13 @@ def log_sum_exp_bound(rows: SoftmaxError, exact: Real, rounding: RoundingModel) 
 
 
 def _log_sum_exp_variance(rows: SoftmaxError, exact: Real, excess: Real, rounding: RoundingModel) -> Real:
-    unit, maximum = rounding.compute_unit, rows.maximum[..., 0]
-    of_exponents = add_errors(rows.independent_sum, rows.shared_sum)[..., 0]
+    unit, maximum = rounding.compute_unit, rows.row_maximum[..., 0]
+    of_exponents = add_errors(rows.independent_variance_sum, rows.shared_variance_sum)[..., 0]
     # The rounding of the scale moves every score in proportion, the maximum included.
-    variance = of_exponents + rows.score_scale_variance(rounding) * (rows.mean_shifted[..., 0] + maximum) ** 2
-    if rows.common is not ZERO:
-        variance += rows.common[..., 0] ** 2
-    variance += rounding.sum_unit**2 * (rows.count + rows.rescalings)[..., 0]
+    variance = of_exponents + rows.score_scale_variance(rounding) * (rows.mean_shifted_logit[..., 0] + maximum) ** 2
+    if rows.common_exponent_error is not ZERO:
+        variance += rows.common_exponent_error[..., 0] ** 2
+    variance += rounding.sum_unit**2 * (rows.attended_count + rows.expected_rescalings)[..., 0]
     variance += ((rounding.log_error + unit) * excess) ** 2 + 2 * (unit * maximum) ** 2
     variance += rounding.output_count * (rounding.output_unit * exact) ** 2
     return variance
@@ -571,17 +580,17 @@ def _weights_variance(rows: SoftmaxError, rounding: RoundingModel) -> Real:
 
     Errors in common: by Cauchy's inequality at most 2 (1 - p_j) [ (1 - 2p_j) c_j + sum p_l c_l ].
     """
-    p, independent, shared, unit = rows.weights, rows.independent, rows.shared, rounding.compute_unit
+    p, independent, shared, unit = rows.weights, rows.independent_variance, rows.shared_variance, rounding.compute_unit
     apart, opposite = rounding.from_log_sum_exp, 1 - 2 * p
-    of_row = rounding.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
+    of_row = rounding.sum_unit**2 * (rows.attended_count + rows.expected_rescalings) + 2 * unit**2
     of_row += rounding.output_count * rounding.output_unit**2
-    variance: Real = (independent if apart else independent * opposite) + rows.independent_sum
+    variance: Real = (independent if apart else independent * opposite) + rows.independent_variance_sum
     if shared is not ZERO:
-        mean = rows.shared_sum
+        mean = rows.shared_variance_sum
         variance += 2 * (shared + mean) if apart else (1 + opposite) * (opposite * shared + mean)
     np.maximum(variance, 0, out=variance)
     if apart:
         of_row += stored_log_sum_exp_variance(rows, rounding)
-    variance += rows.score_scale_variance(rounding) * (rows.shifted - rows.mean_shifted) ** 2
+    variance += rows.score_scale_variance(rounding) * (rows.shifted_logits - rows.mean_shifted_logit) ** 2
     variance += of_row
     return variance

@@ -2,15 +2,15 @@
 
 Each rule gets the results of the same rule for the steps before, in the order of the graph:
 
-    exact(problem, *arrays)        the proven value, an array of exact numbers
-    value(problem, *arrays)        the value in float64, if it is not the exact rule in this arithmetic
-    error(at, *states)             the largest error and its statistical scale, from those of the operands
-    stored(at, array)              the same of a returned stage: it may have been stored after it was used
-    radius(around, value, *balls)  how far the value moves when every input moves by its radius
-    reach(known, *flags)           which elements follow from which: flags, for example of elements without a value
-    transpose                      another step: ``exact`` in the same file, ``error`` in ``backward_*``
+    evaluate_exactly(problem, *arrays)       the proven value, an array of exact numbers
+    evaluate_in_float64(problem, *arrays)    the value in float64, if it is not the exact rule in this arithmetic
+    propagate_error(at, *states)             the largest error and its statistical scale, from those of the operands
+    from_returned(at, array)                 the same of a returned stage: it may have been stored after it was used
+    propagate_radius(around, value, *balls)  how far the value moves when every input moves by its radius
+    propagate_flags(known, *flags)           the elements that follow from flagged ones, such as ones without a value
+    transpose                                another step: its exact rule in the same file, its errors in ``backward_*``
 
-``magnitude`` returns the scale with which a radius is compared, if that is not the sum of absolute terms.
+``exact_magnitude`` returns the scale with which a radius is compared, if that is not the sum of absolute terms.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ErrorContext:
         return self.compute_value()
 
     @property
-    def stored_unit(self) -> float:
+    def returned_unit_roundoff(self) -> float:
         """The unit roundoff by which a returned stage may differ from the one that was used."""
         return max(self.rounding.score_unit, self.rounding.output_unit)
 
@@ -61,9 +61,9 @@ class RadiusContext:
     problem: Computation
     radii: Mapping[str, Real]
 
-    def ball(self, name: str) -> Ball:
+    def input_ball(self, name: str) -> Ball:
         """Return an input with its radius."""
-        return Ball(self.problem.array(name), self.radii[name])
+        return Ball(self.problem.input_array(name), self.radii[name])
 
 
 def operand_from_returned(at: ErrorContext, array: Real) -> Operand:
@@ -73,7 +73,7 @@ def operand_from_returned(at: ErrorContext, array: Real) -> Operand:
     """
     if not np.isfinite(array).all():
         raise NotFiniteError
-    unit = at.stored_unit
+    unit = at.returned_unit_roundoff
     return Operand(array, unit * np.abs(array), (unit * array) ** 2)
 
 
@@ -83,17 +83,17 @@ def logits_from_returned(at: ErrorContext, value: Real, *, bias: Real | None = N
     Raises ``NotFiniteError`` where they hold NaN or plus infinity.
     """
     attended = value > -np.inf
-    allowed = at.problem.allowed(value.shape)
+    allowed = at.problem.flag_allowed(value.shape)
     judged = attended if allowed is None else attended & allowed
     whole = bool(np.isfinite(value).all())
     if not whole and (not np.isfinite(value[judged]).all() or np.isnan(value).any()):
         raise NotFiniteError
     size = np.abs(value) if whole and allowed is None else np.where(judged, np.abs(value), 0.0)
-    size = at.stored_unit * size  # before it is doubled, or the largest overflow
+    size = at.returned_unit_roundoff * size  # before it is doubled, or the largest overflow
     # After a bias, a compiler that computes the sum twice may contract only one of the two, and both are rounded.
-    size = size * (2 if at.stored_unit > at.rounding.accumulate_unit or bias is not None else 1)
+    size = size * (2 if at.returned_unit_roundoff > at.rounding.accumulate_unit or bias is not None else 1)
     if bias is not None:
-        size = size + at.stored_unit * np.where(judged, np.abs(np.where(judged, value, 0.0) - bias), 0.0)
+        size = size + at.returned_unit_roundoff * np.where(judged, np.abs(np.where(judged, value, 0.0) - bias), 0.0)
     if not whole:
         # What was -inf when it was returned may have been a large number where it was used.
         size = np.where(attended, size, np.inf)
@@ -116,19 +116,19 @@ def _raise_undefined_rule(*_: Any) -> NoReturn:
 class Step:
     """The rules of one step."""
 
-    exact: Callable[..., Any]
-    error: Callable[..., Any] = _raise_undefined_rule
-    radius: Callable[..., Any] = _raise_undefined_rule
-    stored: Callable[[ErrorContext, Real], Any] = operand_from_returned
-    reach: Callable[..., Flags] = _raise_undefined_rule
-    value: Callable[..., Any] | None = None
-    magnitude: Callable[[ExactArray], ExactArray] | None = None
+    evaluate_exactly: Callable[..., Any]
+    propagate_error: Callable[..., Any] = _raise_undefined_rule
+    propagate_radius: Callable[..., Any] = _raise_undefined_rule
+    from_returned: Callable[[ErrorContext, Real], Any] = operand_from_returned
+    propagate_flags: Callable[..., Flags] = _raise_undefined_rule
+    evaluate_in_float64: Callable[..., Any] | None = None
+    exact_magnitude: Callable[[ExactArray], ExactArray] | None = None
 
     def value_of(self, problem: Computation, *arrays: Any) -> Any:
         """Evaluate in float64 a problem of ``Float64Array``."""
-        if self.value is not None:
-            return self.value(problem, *arrays)
-        return self.exact(problem, *(Float64Array((array,)) for array in arrays)).numbers
+        if self.evaluate_in_float64 is not None:
+            return self.evaluate_in_float64(problem, *arrays)
+        return self.evaluate_exactly(problem, *(Float64Array((array,)) for array in arrays)).numbers
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
     value_walk     float64
     error_walk     largest errors and their scales: from the inputs (accumulated), or from returned stages (introduced)
     radius_walk    the movement of every stage if every input moves by its radius
-    reach_walk     flags of the elements that follow from flagged inputs
+    flag_walk      flags of the elements that follow from flagged inputs
 
 A walk over some query rows, or over a block of keys, is a walk of the problem that ``Computation.select_rows`` or
 ``Computation.select_keys`` returns.
@@ -23,7 +23,7 @@ from attncheck.attention.balls import Float64Array, Magnitudes
 from attncheck.attention.double_words import DoubleWords
 from attncheck.attention.errors import Ball, Operand, Real, logits_from_values
 from attncheck.attention.exact_array import ExactArray
-from attncheck.attention.flags import Flags, ReachContext
+from attncheck.attention.flags import FlagContext, Flags
 from attncheck.attention.graph import Graph, graph_of
 from attncheck.attention.problem import LOGITS, Computation
 from attncheck.attention.step import ErrorContext, GraphNode, RadiusContext
@@ -37,26 +37,28 @@ class Walk:
     """The nodes of a graph by one rule, each evaluated once and when it is asked for."""
 
     graph: Graph
-    leaf: Callable[[str], Any]
-    rule: Callable[[str, GraphNode, tuple[Any, ...]], Any]
-    nodes: dict[str, Any]
+    evaluate_input: Callable[[str], Any]
+    evaluate_node: Callable[[str, GraphNode, tuple[Any, ...]], Any]
+    cached_nodes: dict[str, Any]
 
-    def node(self, name: str) -> Any:
+    def evaluate(self, name: str) -> Any:
         """Evaluate a node by the rule, or an input by the leaf rule; results are cached."""
-        if name not in self.nodes:
+        if name not in self.cached_nodes:
             node = self.graph.get(name)
-            operands = () if node is None else tuple(self.node(operand) for operand in node.operands)
-            self.nodes[name] = self.leaf(name) if node is None else self.rule(name, node, operands)
-        return self.nodes[name]
+            operands = () if node is None else tuple(self.evaluate(operand) for operand in node.operands)
+            self.cached_nodes[name] = (
+                self.evaluate_input(name) if node is None else self.evaluate_node(name, node, operands)
+            )
+        return self.cached_nodes[name]
 
 
 def exact_walk(problem: Computation, known: Mapping[str, Any] | None = None) -> Walk:
     """Evaluate in the problem's exact arithmetic from the inputs and the problem's ``returned`` stages."""
-    nodes = {name: problem.exact(array) for name, array in problem.returned.items()}
+    nodes = {name: problem.to_exact_array(array) for name, array in problem.returned_stages.items()}
     return Walk(
         graph_of(problem),
-        lambda name: problem.exact(problem.array(name)),
-        lambda _, node, operands: node.step.exact(problem, *operands),
+        lambda name: problem.to_exact_array(problem.input_array(name)),
+        lambda _, node, operands: node.step.evaluate_exactly(problem, *operands),
         nodes | dict(known or {}),
     )
 
@@ -64,17 +66,17 @@ def exact_walk(problem: Computation, known: Mapping[str, Any] | None = None) -> 
 def magnitude_walk(problem: Computation) -> Walk:
     """Evaluate the sums of the absolute terms of stages; for double words, only their size."""
     arithmetic = Magnitudes if problem.arithmetic is DoubleWords else problem.arithmetic
-    return exact_walk(replace(problem, is_absolute=True, arithmetic=arithmetic))
+    return exact_walk(replace(problem, uses_magnitudes=True, arithmetic=arithmetic))
 
 
 def stage_magnitude(sums: Walk, walk: Walk, name: str) -> ExactArray:
     """Return the sum of the absolute terms of a stage that a walk evaluated, or its step's ``magnitude``."""
     for stage, node in walk.graph.items():
-        if node.step.magnitude is not None and stage in walk.nodes and stage not in sums.nodes:
-            size = node.step.magnitude(walk.nodes[stage])
+        if node.step.exact_magnitude is not None and stage in walk.cached_nodes and stage not in sums.cached_nodes:
+            size = node.step.exact_magnitude(walk.cached_nodes[stage])
             is_double = isinstance(size, DoubleWords)
-            sums.nodes[stage] = Magnitudes((size.high_low_radius()[0],), size.attended) if is_double else size
-    total: ExactArray = sums.node(name)
+            sums.cached_nodes[stage] = Magnitudes((size.high_low_radius()[0],), size.attended) if is_double else size
+    total: ExactArray = sums.evaluate(name)
     return total
 
 
@@ -83,7 +85,7 @@ def value_walk(problem: Computation, known: Mapping[str, Any] | None = None) -> 
     plain = replace(problem, arithmetic=Float64Array)
     return Walk(
         graph_of(problem),
-        problem.array,
+        problem.input_array,
         lambda _, node, operands: node.step.value_of(plain, *operands),
         dict(known or {}),
     )
@@ -93,11 +95,11 @@ def approximate_stages(plain: Problem) -> dict[str, Any]:
     """Return the stages of a problem in canonical form, evaluated in float64."""
     inputs = {name: array if array.dtype == bool else array.astype(np.float64) for name, array in plain.inputs.items()}
     options = {name: value for name, value in plain.options.items() if value is not None}
-    problem = Computation.of(Problem(plain.operation, options, inputs))
+    problem = Computation.from_problem(Problem(plain.operation, options, inputs))
     walk = value_walk(problem)
     with np.errstate(all="ignore"):
         return {
-            stage: problem.without_added_key(stage, walk.node(stage))
+            stage: problem.without_added_key(stage, walk.evaluate(stage))
             for stage in computed_stages(problem.operation, problem.options, problem.inputs)
         }
 
@@ -119,13 +121,15 @@ def error_walk(
         return error_walk(problem, other_rounding, values)
 
     def at(name: str) -> ErrorContext:
-        return ErrorContext(problem, rounding, partial(values.node, name), walk_with_rounding)
+        return ErrorContext(problem, rounding, partial(values.evaluate, name), walk_with_rounding)
 
-    known = {name: values.graph[name].step.stored(at(name), array) for name, array in (returned or {}).items()}
+    known = {name: values.graph[name].step.from_returned(at(name), array) for name, array in (returned or {}).items()}
     return Walk(
         values.graph,
-        lambda name: logits_from_values(problem.array(name)) if name in LOGITS else Operand(problem.array(name)),
-        lambda name, node, operands: node.step.error(at(name), *operands),
+        lambda name: (
+            logits_from_values(problem.input_array(name)) if name in LOGITS else Operand(problem.input_array(name))
+        ),
+        lambda name, node, operands: node.step.propagate_error(at(name), *operands),
         {**known, **(states or {})},
     )
 
@@ -135,26 +139,26 @@ def radius_walk(problem: Computation, radii: Mapping[str, Real]) -> Walk:
     around, values = RadiusContext(problem, radii), value_walk(problem)
 
     def rule(name: str, node: GraphNode, operands: tuple[Any, ...]) -> Ball:
-        value = values.node(name)
-        return Ball(value, node.step.radius(around, value, *operands))
+        value = values.evaluate(name)
+        return Ball(value, node.step.propagate_radius(around, value, *operands))
 
-    return Walk(values.graph, around.ball, rule, {})
+    return Walk(values.graph, around.input_ball, rule, {})
 
 
-def reach_walk(
+def flag_walk(
     problem: Computation, flags: Mapping[str, Flags], attended: Flags | None, known: Mapping[str, Flags] | None = None
 ) -> Walk:
     """Follow flags of the inputs; with ``attended``, (B, H, Lq, T), only through keys that are attended."""
-    reach = ReachContext(problem, flags, attended)
+    reach = FlagContext(problem, flags, attended)
     return Walk(
         graph_of(problem),
         lambda name: flags[name],
-        lambda _, node, operands: node.step.reach(reach, *operands),
+        lambda _, node, operands: node.step.propagate_flags(reach, *operands),
         dict(known or {}),
     )
 
 
-def reach_walk_from(problem: Computation, known: Mapping[str, Flags]) -> Walk:
+def flag_walk_from_nodes(problem: Computation, known: Mapping[str, Flags]) -> Walk:
     """Follow flags of some nodes, regardless of the mask and of the inputs."""
     none = {name: np.zeros(array.shape, np.bool_) for name, array in problem.inputs.items() if array.dtype != np.bool_}
-    return reach_walk(problem, none, None, known)
+    return flag_walk(problem, none, None, known)

@@ -21,18 +21,18 @@ from attncheck.attention.errors import (
     count_heads,
     make_bound,
     matmul_variance_factors,
-    quantized_operand,
+    quantize_operand,
     relative_sum_error,
     row_sums,
     zero_nonfinite,
 )
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import (
+    FlagContext,
     Flags,
-    ReachContext,
-    any_along,
     any_in_head_groups,
-    reach_of_weighted_mean,
+    any_over_axes,
+    propagate_weighted_mean_flags,
     repeat_flags_for_heads,
 )
 from attncheck.attention.problem import Computation
@@ -66,19 +66,19 @@ _UNCERTAIN_GROWTH = 0.5
 class _ScaledColumns:
     """Values and output, columns divided by a power of two where squares would over- or underflow."""
 
-    unit: Real | None  # (..., 1, Dv); None if there is nothing to divide by
+    column_unit: Real | None  # (..., 1, Dv); None if there is nothing to divide by
     value: Operand
-    size: Real  # |v|, errors included
-    largest: Real  # the largest of each column
-    absolute: Real  # |v|
+    max_magnitude: Real  # |v|, errors included
+    column_maximum: Real  # the largest of each column
+    magnitude: Real  # |v|
     squares: Real  # v^2
-    output: Real  # |o|
+    output_magnitude: Real  # |o|
     signed_output: Real
-    square_output: Real
+    squared_output: Real
 
     def unscale(self, array: Real, power: int = 1) -> Real:
         """Return what is in units of the columns, or of their squares, as it is."""
-        return array if self.unit is None else self.unit**power * array
+        return array if self.column_unit is None else self.column_unit**power * array
 
 
 def _exact_mean(_: Computation, weights: ExactArray, value: ExactArray) -> ExactArray:
@@ -90,8 +90,8 @@ def _mean_radius(_: RadiusContext, __: Real, weights: Ball, value: Ball) -> Real
     return weights.matmul_radius(shared.value, shared.radius)
 
 
-def _mean_error(at: ErrorContext, weights: Weights | Operand, value: Operand) -> BoundedStage:
-    exact, value = at.value, quantized_operand("value", value, at.rounding)
+def _bound_mean(at: ErrorContext, weights: Weights | Operand, value: Operand) -> BoundedStage:
+    exact, value = at.value, quantize_operand("value", value, at.rounding)
     shared = value.repeat_heads(count_heads(weights.value))
     if isinstance(weights, Weights):
         return BoundedStage(exact, bound_output(weights.rows, shared, exact, at.rounding))
@@ -107,11 +107,11 @@ def _mean_error(at: ErrorContext, weights: Weights | Operand, value: Operand) ->
     return BoundedStage(exact, Bound(largest, largest))
 
 
-def _mean_reach(known: ReachContext, weights: Flags, value: Flags) -> Flags:
-    return weights | reach_of_weighted_mean(repeat_flags_for_heads(value, weights), known.attended)
+def _propagate_mean_flags(known: FlagContext, weights: Flags, value: Flags) -> Flags:
+    return weights | propagate_weighted_mean_flags(repeat_flags_for_heads(value, weights), known.attended)
 
 
-WEIGHTED_MEAN = Step(_exact_mean, _mean_error, _mean_radius, reach=_mean_reach)
+WEIGHTED_MEAN = Step(_exact_mean, _bound_mean, _mean_radius, propagate_flags=_propagate_mean_flags)
 
 
 def exact_grad_weights(_: Computation, grad_output: ExactArray, value: ExactArray) -> ExactArray:
@@ -124,36 +124,38 @@ def exact_grad_value(_: Computation, weights: ExactArray, grad_output: ExactArra
     return (weights.transposed() @ grad_output).sum_head_groups(value.shape[-3])
 
 
-def reach_of_grad_weights(known: ReachContext, grad_output: Flags, value: Flags) -> Flags:
+def propagate_grad_weights_flags(known: FlagContext, grad_output: Flags, value: Flags) -> Flags:
     """Follow a row of the output's gradient, and the values that the row meets."""
-    values = any_along(repeat_flags_for_heads(value, grad_output), -1)
-    return any_along(grad_output, -1) | reach_of_weighted_mean(values, known.attended)
+    values = any_over_axes(repeat_flags_for_heads(value, grad_output), -1)
+    return any_over_axes(grad_output, -1) | propagate_weighted_mean_flags(values, known.attended)
 
 
-def reach_of_grad_value(_: ReachContext, weights: Flags, grad_output: Flags, value: Flags) -> Flags:
+def propagate_grad_value_flags(_: FlagContext, weights: Flags, grad_output: Flags, value: Flags) -> Flags:
     """Collect all of a head's rows."""
-    return any_in_head_groups(any_along(weights | grad_output, -2), value.shape[-3])
+    return any_in_head_groups(any_over_axes(weights | grad_output, -2), value.shape[-3])
 
 
 def bound_output(rows: SoftmaxError, value: Operand, exact: Real, rounding: RoundingModel) -> Bound:
     """Bound weights times values, the weights computed: value (..., Lk, Dv), exact (..., Lq, Dv)."""
     scaled = _scale_columns(rows, value, exact)
-    mean_size, mean_square = rows.weights @ scaled.absolute, rows.weights @ scaled.squares
-    variance = np.maximum(mean_square - scaled.square_output, 0)
+    mean_size, mean_square = rows.weights @ scaled.magnitude, rows.weights @ scaled.squares
+    variance = np.maximum(mean_square - scaled.squared_output, 0)
     # The difference cancels; clamped at 0 alone it would claim that there is no error.
-    variance += (8 * 2.0**-53 * (rows.count + 4)) * mean_square
+    variance += (8 * 2.0**-53 * (rows.attended_count + 4)) * mean_square
     variance += _MIN_SQUARE
     # What underflows: a weight, a product or a partial sum.
-    lost = scaled.unscale(2 * rounding.weight_underflow * _attended_sum(rows, scaled.size))
-    lost = lost + 2 * (rows.count + rows.blocks) * rounding.accumulate_underflow
+    lost = scaled.unscale(2 * rounding.weight_underflow * _attended_sum(rows, scaled.max_magnitude))
+    lost = lost + 2 * (rows.attended_count + rows.block_count) * rounding.accumulate_underflow
     if rounding.has_narrow_weights:
         lost = lost + scaled.unscale(_narrow_weights_mean_error(rows, scaled, rounding))
     spread = scaled.unscale(_output_variance(rows, scaled, variance, rounding), 2)
     max_error = _output_max_error(rows, scaled, mean_size, variance, lost, rounding)
     if rounding.largest_sum < np.inf:  # of exponentials that are at most 1, each times its value
-        max_error = np.where(scaled.unscale(_attended_sum(rows, scaled.size)) < rounding.largest_sum, max_error, np.inf)
-    if not rows.count.all():
-        exact = np.where(rows.count > 0, exact, np.nan)
+        max_error = np.where(
+            scaled.unscale(_attended_sum(rows, scaled.max_magnitude)) < rounding.largest_sum, max_error, np.inf
+        )
+    if not rows.attended_count.all():
+        exact = np.where(rows.attended_count > 0, exact, np.nan)
     return make_bound(exact, max_error, spread, lost + rounding.output_underflow)
 
 
@@ -164,7 +166,7 @@ def bound_mean_of_returned_weights(weights: Operand, value: Operand, exact: Real
     """
     w, unit, size = np.abs(weights.value), rounding.compute_unit, zero_nonfinite(value.magnitude)
     count = (w > 0).sum(axis=-1, keepdims=True, dtype=np.float64)
-    terms, stored = count + np.ceil(count / rounding.block), rounding.output_count * rounding.output_unit
+    terms, stored = count + np.ceil(count / rounding.min_block_keys), rounding.output_count * rounding.output_unit
     # A fused kernel rounds what it returns as weights; its values never met that.
     of_weights = rounding.weight_unit + 2 * unit + (rounding.output_unit if unit < rounding.output_unit else 0)
     relative = relative_sum_error(rounding, terms) + (of_weights + rounding.product_error)
@@ -202,12 +204,15 @@ def _narrow_weights_mean_error(rows: SoftmaxError, scaled: _ScaledColumns, round
 
     What rounds up is at most doubled, by a scale that may have been rounded up itself.
     """
-    lost: Real = np.asarray(narrow_weight_error(rows, rounding)) @ scaled.size
+    lost: Real = np.asarray(narrow_weight_error(rows, rounding)) @ scaled.max_magnitude
     codes = rounding.quantization_of("weights")
     if codes is None:
         return lost
-    scale = SCALE_FORMATS[codes.scale_in]
-    return np.minimum(lost, (_WEIGHT_SLACK + 2 * scale.unit + rows.count * scale.least) * scaled.largest)
+    scale = SCALE_FORMATS[codes.scale_format]
+    return np.minimum(
+        lost,
+        (_WEIGHT_SLACK + 2 * scale.unit_roundoff + rows.attended_count * scale.absolute_error) * scaled.column_maximum,
+    )
 
 
 def max_mean_change(rows: SoftmaxError, value: Real, mean: Real) -> Real:
@@ -215,7 +220,7 @@ def max_mean_change(rows: SoftmaxError, value: Real, mean: Real) -> Real:
 
     Values above some number have the largest weights then, and those below it the least ones, or the other way round.
     """
-    most, least = rows.weights + rows.grown, rows.weights * np.exp(-rows.exponent)
+    most, least = rows.weights + rows.max_weight_growth, rows.weights * np.exp(-rows.max_exponent_error)
     values = np.broadcast_to(value, (*most.shape[:-2], *value.shape[-2:])).swapaxes(-1, -2)[..., np.newaxis, :]
     order = np.argsort(values, axis=-1)  # (..., Dv, 1, Lk)
     more = np.take_along_axis((most - least)[..., np.newaxis, :, :], order, axis=-1)
@@ -228,7 +233,7 @@ def max_mean_change(rows: SoftmaxError, value: Real, mean: Real) -> Real:
         up = ((largest[..., np.newaxis, :, :] - moved) / (all_most[..., np.newaxis, :, :] - more)).max(axis=-3)
         down = ((smallest[..., np.newaxis, :, :] + moved) / (all_least[..., np.newaxis, :, :] + more)).min(axis=-3)
         furthest: Real = np.maximum(up - mean, mean - down)
-        lost = all_most / all_least * (rows.count + 4) * _FLOAT64_MEAN_LOSS
+        lost = all_most / all_least * (rows.attended_count + 4) * _FLOAT64_MEAN_LOSS
         furthest = furthest + lost * np.abs(value).max(axis=-2, keepdims=True, initial=0)
     return np.where(np.isnan(furthest), np.inf, furthest)
 
@@ -237,26 +242,26 @@ def _output_max_error(
     rows: SoftmaxError, scaled: _ScaledColumns, mean_size: Real, variance: Real, lost: Real, rounding: RoundingModel
 ) -> Real:
     """Return B."""
-    unit, terms, output = rounding.compute_unit, rows.count + rows.blocks, scaled.output
-    grown_size = rows.grown @ scaled.absolute
-    by_variance = np.sqrt(variance * rows.grown_squares)
-    moved = np.minimum(grown_size + output * rows.grown_sum, by_variance) / rows.least_sum
+    unit, terms, output = rounding.compute_unit, rows.attended_count + rows.block_count, scaled.output_magnitude
+    grown_size = rows.max_weight_growth @ scaled.magnitude
+    by_variance = np.sqrt(variance * rows.sum_of_squared_growth)
+    moved = np.minimum(grown_size + output * rows.weight_growth_sum, by_variance) / rows.min_normalizer
     moved = np.minimum(moved, _max_distance_to_values(rows, scaled))
     if (
-        rounding.quantized
+        rounding.quantized_operands
         and rows.weights.size * output.shape[-1] <= _MAX_SORTED_PRODUCTS
         and not rounding.from_log_sum_exp
     ):
         moved = np.minimum(moved, max_mean_change(rows, scaled.value.value, scaled.signed_output))
-    amount = mean_size + np.minimum(grown_size + mean_size * rows.grown_sum, by_variance) / rows.least_sum
-    amount = np.minimum(amount, scaled.largest)
+    amount = mean_size + np.minimum(grown_size + mean_size * rows.weight_growth_sum, by_variance) / rows.min_normalizer
+    amount = np.minimum(amount, scaled.column_maximum)
     if scaled.value.max_error is not None:
         error = scaled.value.max_error
-        carried = (rows.weights @ error + rows.grown @ error) / rows.least_sum
+        carried = (rows.weights @ error + rows.max_weight_growth @ error) / rows.min_normalizer
         carried = np.minimum(carried, error.max(axis=-2, keepdims=True, initial=0))
         moved, amount = moved + carried, amount + carried
     c_pv = relative_sum_error(rounding, terms) + (rounding.weight_unit + 2 * unit + rounding.product_error)
-    c_row = terms * rounding.sum_unit + 2 * unit + rows.count * rounding.weight_underflow
+    c_row = terms * rounding.sum_unit + 2 * unit + rows.attended_count * rounding.weight_underflow
     if rounding.from_log_sum_exp:
         c_row = c_row + recomputed_sum_error(rows, rounding)
     stored = rounding.output_count * rounding.output_unit
@@ -267,27 +272,29 @@ def _output_max_error(
 
 def _output_variance(rows: SoftmaxError, scaled: _ScaledColumns, variance: Real, rounding: RoundingModel) -> Real:
     """Return S1 + .. + S6 in units of the columns."""
-    p, v, o, square_o = rows.weights, scaled.value.value, scaled.signed_output, scaled.square_output
+    p, v, o, square_o = rows.weights, scaled.value.value, scaled.signed_output, scaled.squared_output
     unit = rounding.compute_unit
-    second, of_row = rows.independent_terms @ scaled.squares, square_o * rows.independent_sum
+    second, of_row = rows.weighted_independent_variance @ scaled.squares, square_o * rows.independent_variance_sum
     if rounding.from_log_sum_exp:
         # The exponents of the weights and those of L may have errors of their own, so that nothing cancels.
         spread: Real = second + of_row + square_o * stored_log_sum_exp_variance(rows, rounding)
         variance = 4 * (variance + square_o)
     else:
-        spread = np.maximum(second - 2 * o * (rows.independent_terms @ v) + of_row, 0)  # S1
-    spread += rows.score_scale_variance(rounding) * ((p * rows.shifted) @ v - o * rows.mean_shifted) ** 2  # S2
-    spread += variance * add_errors(row_sums(p * second_order_variance(rows)), rows.shared_sum)  # S2, S6
-    squares = rows.squares @ scaled.squares
-    of_output, of_squares = matmul_variance_factors(rounding, rows.count)  # S4
+        spread = np.maximum(second - 2 * o * (rows.weighted_independent_variance @ v) + of_row, 0)  # S1
+    spread += (
+        rows.score_scale_variance(rounding) * ((p * rows.shifted_logits) @ v - o * rows.mean_shifted_logit) ** 2
+    )  # S2
+    spread += variance * add_errors(row_sums(p * second_order_variance(rows)), rows.shared_variance_sum)  # S2, S6
+    squares = rows.squared_weights @ scaled.squares
+    of_output, of_squares = matmul_variance_factors(rounding, rows.attended_count)  # S4
     of_weights = rounding.weight_unit**2 + 2 * unit**2  # S3
-    relative = rounding.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
+    relative = rounding.sum_unit**2 * (rows.attended_count + rows.expected_rescalings) + 2 * unit**2
     relative = relative + rounding.output_count * rounding.output_unit**2  # S5
     spread += squares * (of_squares + of_weights) + square_o * (of_output + of_weights + relative)
     if scaled.value.variance is not None:
-        spread += rows.squares @ scaled.value.variance
+        spread += rows.squared_weights @ scaled.value.variance
         if rounding.product_unit:  # what cuts have in common is in a projected value, too
-            spread += 2 * rounding.product_common * square_o
+            spread += 2 * rounding.common_product_variance * square_o
     return spread
 
 
@@ -295,7 +302,9 @@ def _scale_columns(rows: SoftmaxError, value: Operand, exact: Real) -> _ScaledCo
     # Set to 0 the values that no query attends to: they may be anything, infinity included.
     used = np.swapaxes(rows.attended.any(axis=-2, keepdims=True), -1, -2)
     are_all = rows.are_all_attended or bool(used.all())
-    operand = value.mapped(lambda part: zero_nonfinite(part) if are_all else np.where(used, zero_nonfinite(part), 0.0))
+    operand = value.map_arrays(
+        lambda part: zero_nonfinite(part) if are_all else np.where(used, zero_nonfinite(part), 0.0)
+    )
     size, output, unit = operand.magnitude, zero_nonfinite(exact), None
     largest = size.max(axis=-2, keepdims=True, initial=0)
     if not _SAFE_RANGE[0] < largest.min(initial=1) <= largest.max(initial=1) < _SAFE_RANGE[1]:
@@ -321,7 +330,7 @@ def _max_distance_to_values(rows: SoftmaxError, scaled: _ScaledColumns) -> Real:
     value, output = scaled.value.value, scaled.signed_output
     highest = value.max(axis=-2, keepdims=True, initial=-np.inf)
     lowest = value.min(axis=-2, keepdims=True, initial=np.inf)
-    uncertain = rows.grown_sum[..., 0] > _UNCERTAIN_GROWTH
+    uncertain = rows.weight_growth_sum[..., 0] > _UNCERTAIN_GROWTH
     if not rows.are_all_attended and uncertain.any():
         # Keys that this row does not attend to may hold much larger values. A whole tensor (Lq, Lk, Dv) is never made.
         highest, lowest = (np.broadcast_to(extreme, output.shape).copy() for extreme in (highest, lowest))

@@ -67,14 +67,14 @@ def explain(
     The command runs the case again in a fresh process and judges it stage by stage. If the case failed in a check and
     passes in the fresh process, the command repeats it after the calls that preceded it in the check.
     """
-    from attncheck.reading.case import case_record
+    from attncheck.reading.case import make_case_record
     from attncheck.showing.explanation import explanation_document, explanation_lines
 
     subject, limits = _select_subject(case, implementation, dtype, function, results), allowed.limits()
     answer = _evaluate_subject(subject, limits, expected_failures)
     code = ExitCode.DISAGREE if answer.begins_at else ExitCode.AGREE
     code = ExitCode.NOT_RUN if answer.failure else code
-    about = case_record(subject.case, {}), subject.implementation, limits, subject.dtype
+    about = make_case_record(subject.case, {}), subject.implementation, limits, subject.dtype
     document = explanation_document(answer, code, rerun_commands(*about, ("repro", "reduce")))
     show_outcome(document, explanation_lines(answer, subject.selection.tags), as_json=as_json)
     if opens_page:
@@ -149,12 +149,12 @@ def repro(
 def _script_document(
     answer: Answer, tries: int, subject: _CaseSubject, path: Path, command: str, limits: Limits
 ) -> ScriptDocument:
-    from attncheck.reading.case import case_record
+    from attncheck.reading.case import make_case_record
     from attncheck.reports.json_documents import opening_fields
     from attncheck.showing.explanation import answer_failure, answer_line, to_case_record
     from attncheck.showing.json_schema import ScriptDocument
 
-    about = case_record(subject.case, {}), subject.implementation, limits, subject.dtype
+    about = make_case_record(subject.case, {}), subject.implementation, limits, subject.dtype
     failure = answer_failure(answer, [command, *rerun_commands(*about, ("explain",))])
     return ScriptDocument(
         **opening_fields("repro", ExitCode.AGREE, answer_line(answer)),

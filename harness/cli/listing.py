@@ -251,9 +251,9 @@ def schema(
 
         typer.echo(results_schema(), nl=False)
         return
-    from attncheck.reading.schema import case_schema, tag_schema
+    from attncheck.reading.schema import case_file_schema, tag_file_schema
 
-    typer.echo(tag_schema() if tags else case_schema(), nl=False)
+    typer.echo(tag_file_schema() if tags else case_file_schema(), nl=False)
 
 
 @app.command(

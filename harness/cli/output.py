@@ -125,7 +125,7 @@ def select_one(case: str, checked: CheckRecord | None = None) -> tuple[Case, Cas
     config = read_config()
     try:
         return selection.select_case(case, config.cases, lists=config.expected_failure_lists)
-    except selection.NoSuchCase:
+    except selection.NoSuchCaseError:
         address = checked.address(case) if checked else None
         if address is None or address == case:
             raise

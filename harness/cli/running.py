@@ -213,7 +213,7 @@ _EXIT_CODES_BY_SEVERITY = (ExitCode.INTERRUPTED, ExitCode.BAD_INPUT, ExitCode.DI
 
 def _select_cases(request: RunRequest, chosen: ImplementationSelection, selection: CaseSelection) -> Subset:
     """Print notes before a run, and return the cases that run."""
-    from attncheck.reading.selection import note_on_large_tiles
+    from attncheck.reading.selection import describe_unjudged_tiles
     from attncheck.results.last_failed import Subset, order_failed_first, select_failed
     from attncheck.settings.config import tiles_to_run
 
@@ -228,7 +228,7 @@ def _select_cases(request: RunRequest, chosen: ImplementationSelection, selectio
     if narrowed.only is not None and not narrowed.only:
         raise NothingToRerun(narrowed.note)
     if not (options.quiet or request.is_announced):
-        for hint in filter(None, (*chosen.hints, note_on_large_tiles(tiles_to_run(options)), narrowed.note)):
+        for hint in filter(None, (*chosen.hints, describe_unjudged_tiles(tiles_to_run(options)), narrowed.note)):
             typer.echo(f"attncheck: {hint}", err=True)
     return narrowed
 

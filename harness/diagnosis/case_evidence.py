@@ -13,30 +13,30 @@ from dataclasses import dataclass
 class Match:
     """A reading that fits a case.
 
-    ``description`` describes this reading, and ``unsure`` all readings with the same answer in the case. ``factor`` is
-    the fitted number divided by the number that the case specifies. ``shared`` is the description to use if it is the
-    same in all cases that the reading explains.
+    ``description`` describes this reading, and ``ambiguous_description`` all readings with the same answer in the case.
+    ``factor`` is the fitted number divided by the number that the case specifies. ``common_description`` is the
+    description to use if it is the same in all cases that the reading explains.
     """
 
     name: str
     description: str
-    stage: str
+    first_failing_stage: str
     verdict: str
-    answer: str
-    unsure: str = ""
+    result_key: str
+    ambiguous_description: str = ""
     is_fitted: bool = False
     factor: float | None = None
-    shared: str = ""
+    common_description: str = ""
 
 
 @dataclass(frozen=True)
 class Evidence:
     """The readings that fit one failing case, and the names of those that it refutes.
 
-    ``failing`` is the first failing stage, ``operation`` the operation of the case.
+    ``first_failing_stage`` is the first failing stage, ``operation`` the operation of the case.
     """
 
     matches: tuple[Match, ...] = ()
-    refuted: frozenset[str] = frozenset()
-    failing: str = ""
+    refuted_names: frozenset[str] = frozenset()
+    first_failing_stage: str = ""
     operation: str = ""

@@ -2,8 +2,8 @@
 
 For example, a kernel may ignore causality only if it gets a bias. The reading "causality is ignored" explains its
 failing cases, but the cases without a bias pass. A passing case refutes a reading if every form of the reading would
-change its result by far more than rounding does. If enough passing cases refute the reading, ``condition_of`` looks for
-its condition: a fact of the call, or two facts together, that is true in all cases that the reading explains and in
+change its result by far more than rounding does. If enough passing cases refute the reading, ``find_condition`` looks
+for its condition: a fact of the call, or two facts together, that is true in all cases that the reading explains and in
 none of the refuting cases. The condition is reported only if every other fact has a counterexample.
 """
 
@@ -16,7 +16,7 @@ from itertools import combinations
 import numpy as np
 
 from attncheck.common.wording import EXCEPTION_PREFIX, count_noun
-from attncheck.diagnosis.readings import readings_named
+from attncheck.diagnosis.readings import apply_readings_named
 from attncheck.diagnosis.residuals import approximate
 from attncheck.reading.lowering import count_queries_and_keys
 from attncheck.reading.problem import Problem
@@ -33,7 +33,7 @@ _MAX_PASSING_DIFFERENCE = 1e-3
 """A passing case cannot differ by more than this share of its largest element, or by a hundred roundings."""
 _TILE_SIZES = (16, 32, 64, 128)
 """Tile sizes of common kernels: a fault may need lengths that are whole tiles, or lengths that are not."""
-_OR_MORE = "or more"
+_OR_MORE_WORDS = "or more"
 """End of the facts that compare a size; they are not combined in pairs."""
 
 Facts = Mapping[str, bool]
@@ -41,10 +41,10 @@ Facts = Mapping[str, bool]
 
 @dataclass(frozen=True)
 class Condition:
-    """The condition of a reading in words, empty if it is not known; ``passing`` is the number of refuting cases."""
+    """The condition of a reading in words, empty if it is not known, and the number of refuting cases."""
 
-    words: str
-    passing: int
+    description: str
+    refuting_case_count: int
 
     def insert_into(self, description: str) -> str:
         """Return the description of a reading with the condition after its first part.
@@ -54,16 +54,16 @@ class Condition:
             'the scale is 1, but only where window is set, and not in 3 other cases that would show it; meant 0.5'
         """
         first, semicolon, rest = description.partition("; ")
-        others = f"{count_noun(self.passing, 'other case')} that would show it"
+        others = f"{count_noun(self.refuting_case_count, 'other case')} that would show it"
         condition = (
-            f"{EXCEPTION_PREFIX}only where {self.words}, and not in {others}"
-            if self.words
+            f"{EXCEPTION_PREFIX}only where {self.description}, and not in {others}"
+            if self.description
             else f"{EXCEPTION_PREFIX}not in {others}"
         )
         return f"{first}{condition}{semicolon}{rest}"
 
 
-def condition_of(explained: Sequence[Problem], passing: Sequence[Problem]) -> Condition | None:
+def find_condition(explained: Sequence[Problem], passing: Sequence[Problem]) -> Condition | None:
     """Return the condition of a reading from the cases that it explains and the passing cases that refute it.
 
     None if too few passing cases refute it.
@@ -72,12 +72,12 @@ def condition_of(explained: Sequence[Problem], passing: Sequence[Problem]) -> Co
         return None
     if len(explained) < _MIN_CASES:
         return Condition("", len(passing))
-    failing, right = ([facts_of(problem) for problem in problems] for problems in (explained, passing))
-    separating = _separating_facts(failing, right)
+    failing, right = ([describe_call_facts(problem) for problem in problems] for problems in (explained, passing))
+    separating = _find_separating_facts(failing, right)
     return Condition(separating[0] if len(separating) == 1 else "", len(passing))
 
 
-def _separating_facts(failing: Sequence[Facts], right: Sequence[Facts]) -> list[str]:
+def _find_separating_facts(failing: Sequence[Facts], right: Sequence[Facts]) -> list[str]:
     """Return the facts, or else the pairs of facts, that are true in all failing cases and in no passing one."""
     shared = [words for words, holds in failing[0].items() if holds and all(facts.get(words) for facts in failing)]
     single = [words for words in shared if not any(facts.get(words) for facts in right)]
@@ -86,7 +86,7 @@ def _separating_facts(failing: Sequence[Facts], right: Sequence[Facts]) -> list[
     pairable = [
         words
         for words in shared
-        if not words.endswith(_OR_MORE) and sum(not facts.get(words) for facts in right) >= _MIN_CASES
+        if not words.endswith(_OR_MORE_WORDS) and sum(not facts.get(words) for facts in right) >= _MIN_CASES
     ]
     return [
         f"{first} and {second}"
@@ -95,22 +95,22 @@ def _separating_facts(failing: Sequence[Facts], right: Sequence[Facts]) -> list[
     ]
 
 
-def facts_of(problem: Problem) -> Facts:
+def describe_call_facts(problem: Problem) -> Facts:
     """Return the facts of the call of a problem: a description in words -> whether it is true.
 
     Example:
         >>> inputs = {"query": np.ones((1, 4, 16, 8)), "key": np.ones((1, 2, 32, 8)), "value": np.ones((1, 2, 32, 8))}
-        >>> facts = facts_of(Problem("attention", {"is_causal": True}, inputs))
+        >>> facts = describe_call_facts(Problem("attention", {"is_causal": True}, inputs))
         >>> [facts[words] for words in ("heads share keys", "16 divides Lq and Lk", "32 divides Lq and Lk")]
         [True, True, False]
     """
-    return dict(_iterate_facts(problem.as_call()))
+    return dict(_iterate_call_facts(problem.as_call()))
 
 
-def _iterate_facts(problem: Problem) -> Iterator[tuple[str, bool]]:
-    for name in (*OPTIONS, *problem.specs):
+def _iterate_call_facts(problem: Problem) -> Iterator[tuple[str, bool]]:
+    for name in (*OPTIONS, *problem.input_specs):
         is_option = name in OPTIONS
-        if not is_option and problem.specs[name].required:
+        if not is_option and problem.input_specs[name].required:
             continue
         value = problem.options.get(name) if is_option else problem.inputs.get(name)
         is_there = value is not None and value is not False
@@ -127,8 +127,8 @@ def _iterate_facts(problem: Problem) -> Iterator[tuple[str, bool]]:
     yield "there is one query", queries == 1
     yield "there are several queries", queries > 1
     yield from ((f"{tile} divides Lq and Lk", queries % tile == 0 and keys % tile == 0) for tile in _TILE_SIZES)
-    yield from ((f"Lk is {least} {_OR_MORE}", keys >= least) for least in (64, 128, 256, 512, 1024, 2048, 8192))
-    yield from ((f"D is {least} {_OR_MORE}", query.shape[-1] >= least) for least in (64, 128, 256))
+    yield from ((f"Lk is {least} {_OR_MORE_WORDS}", keys >= least) for least in (64, 128, 256, 512, 1024, 2048, 8192))
+    yield from ((f"D is {least} {_OR_MORE_WORDS}", query.shape[-1] >= least) for least in (64, 128, 256))
 
 
 def is_reading_refuted(name: str, problem: Problem) -> bool | None:
@@ -137,7 +137,7 @@ def is_reading_refuted(name: str, problem: Problem) -> bool | None:
     None if the reading does not apply to the case.
     """
     lowered = problem.without_layout()
-    forms = list(readings_named(name, lowered))
+    forms = list(apply_readings_named(name, lowered))
     if not forms:
         return None
     right = approximate(lowered)

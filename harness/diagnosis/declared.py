@@ -12,12 +12,12 @@ from dataclasses import replace
 from attncheck.common.store import NO_STORE, Store
 from attncheck.diagnosis.readings import ALL_READINGS
 from attncheck.execution.implementations import Implementation
-from attncheck.judging.alternatives import AppliedReading, are_same_problem, as_delivered
+from attncheck.judging.alternatives import AppliedReading, are_same_problem, as_call_with_head_options
 from attncheck.judging.truth import Truth, truth_of_case, truth_of_reading
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import RoundedInputs
 from attncheck.reading.problem import Problem
-from attncheck.spec import DECLARABLE
+from attncheck.spec import DECLARABLE_CONVENTIONS
 
 
 def truth_for_implementation(
@@ -41,12 +41,14 @@ def truth_under_declared_conventions(truth: Truth, conventions: Mapping[str, str
     if not conventions:
         return truth
     key = f"declared {sorted(conventions.items())}"
-    if key not in truth.of_readings:
-        reading = problem_under_conventions(truth.judged.called, conventions)
-        truth.of_readings[key] = (
-            truth if reading is None else replace(truth_of_reading(truth, reading.problem), read_as=reading.description)
+    if key not in truth.cached_readings:
+        reading = problem_under_conventions(truth.judged_problem.called_problem, conventions)
+        truth.cached_readings[key] = (
+            truth
+            if reading is None
+            else replace(truth_of_reading(truth, reading.problem), declared_conventions=reading.description)
         )
-    declared: Truth = truth.of_readings[key]
+    declared: Truth = truth.cached_readings[key]
     return declared
 
 
@@ -63,24 +65,31 @@ def problem_under_conventions(problem: Problem, conventions: Mapping[str, str]) 
         >>> read.problem.inputs["mask"].tolist()
         [[[[False, True]]]]
     """
-    called, applied = as_delivered(problem), list[str]()
+    called, applied = as_call_with_head_options(problem), list[str]()
     for is_before in (True, False):  # the call first: the lowered problem has options that the case does not set
         for option in conventions.items():
             if option[0] in applied:
                 continue
-            rows = (row for row in ALL_READINGS if row.option == option and row.changes_called_operation is is_before)
+            rows = (
+                row
+                for row in ALL_READINGS
+                if row.declarable_convention == option and row.changes_called_operation is is_before
+            )
             forms = (
                 form
                 for row in rows
-                for form in replace(row, changes_called_operation=False).of_problem(called)
-                if not (form.replacement or form.stage_aliases) and (option[0] != "scale" or form.shared)
+                for form in replace(row, changes_called_operation=False).apply_to_problem(called)
+                if not (form.step_replacement or form.stage_aliases)
+                and (option[0] != "scale" or form.common_description)
             )
             if form := next(forms, None):
                 called, applied = form.problem, [*applied, option[0]]
         called = called.without_layout()
     if not applied:
         return None
-    words = "; ".join(DECLARABLE[name][conventions[name]] for name in DECLARABLE if name in applied)
+    words = "; ".join(
+        DECLARABLE_CONVENTIONS[name][conventions[name]] for name in DECLARABLE_CONVENTIONS if name in applied
+    )
     return AppliedReading(called, name="declared", description=words)
 
 
@@ -94,5 +103,7 @@ def rewrite_for_conventions(problem: Problem, conventions: Mapping[str, str]) ->
     if declared is None:
         return problem
     again = problem_under_conventions(declared.problem, conventions)
-    is_undone = again is not None and are_same_problem(again.problem, as_delivered(problem).without_layout())
+    is_undone = again is not None and are_same_problem(
+        again.problem, as_call_with_head_options(problem).without_layout()
+    )
     return declared.problem if is_undone else None

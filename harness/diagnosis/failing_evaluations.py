@@ -29,14 +29,14 @@ ReturnedLookup: TypeAlias = Callable[[Evaluation], Computed | None]
 class FailingEvaluation:
     """One failing evaluation: the judged rows of its failing stages, and the returned stages if they are known.
 
-    ``right`` are the stages that do not fail.
+    ``right_stages`` are the stages that do not fail.
     """
 
     unit: Unit
     case: Case
     rows: tuple[Row, ...]
     returned: Computed | None
-    right: frozenset[str]
+    right_stages: frozenset[str]
 
     @property
     def key(self) -> Evaluation:
@@ -44,13 +44,13 @@ class FailingEvaluation:
         return evaluation_of(self.rows[0])
 
     @property
-    def kind(self) -> tuple[str, str, str]:
+    def failure_kind(self) -> tuple[str, str, str]:
         """Operation, first failing stage and verdict; cases of one kind are examined together."""
         first = self.rows[0]
         return first.operation, first.stage, Verdict(first.verdict).value
 
     @property
-    def simplicity(self) -> tuple[int, int, int, int]:
+    def simplicity_sort_key(self) -> tuple[int, int, int, int]:
         """Sort key: number of input elements, number of inputs and options, position in the plan."""
         shapes = self.case.input_shapes
         arguments = len(shapes) + sum(value is not None for value in self.case.options.values())
@@ -74,16 +74,16 @@ class FailingEvaluation:
 
 
 @dataclass(frozen=True)
-class ReturnedStages:
+class ReturnedStagesLookup:
     """Returned stages of failing evaluations, from memory or from the arrays that an earlier run stored."""
 
     directory: Path
-    known: Mapping[Evaluation, Computed]
+    stages_in_memory: Mapping[Evaluation, Computed]
 
     def __call__(self, evaluation: Evaluation) -> Computed | None:
         """Return the stages that an implementation returned for a case in a dtype; None if they were not stored."""
-        if evaluation in self.known:
-            return self.known[evaluation]
+        if evaluation in self.stages_in_memory:
+            return self.stages_in_memory[evaluation]
         name, case, dtype = evaluation
         try:
             arrays = self._stored_arrays.of(case, dtype)
@@ -102,7 +102,7 @@ def evaluation_of(row: Row) -> Evaluation:
     return row.implementation, row.case, row.dtype
 
 
-def failing_evaluations(rows: Sequence[Row], plan: Plan, returned: ReturnedLookup) -> list[FailingEvaluation]:
+def find_failing_evaluations(rows: Sequence[Row], plan: Plan, returned: ReturnedLookup) -> list[FailingEvaluation]:
     """Return the evaluations to diagnose, the simplest first."""
     undiagnosed: dict[Evaluation, list[Row]] = defaultdict(list)
     failed: dict[Evaluation, set[str]] = defaultdict(set)
@@ -117,4 +117,4 @@ def failing_evaluations(rows: Sequence[Row], plan: Plan, returned: ReturnedLooku
             computed = returned(key)
             right = frozenset() if computed is None else frozenset(computed.stages.keys() - failed[key])
             failing.append(FailingEvaluation(unit, plan.case(unit), tuple(failing_rows), computed, right))
-    return sorted(failing, key=lambda failure: failure.simplicity)
+    return sorted(failing, key=lambda failure: failure.simplicity_sort_key)

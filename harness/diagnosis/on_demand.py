@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DiagnosisOnDemand:
-    """A ``judging.judge.Diagnosis`` that can be pickled, and imports the catalogue when it is first used."""
+class LazyDiagnoser:
+    """A ``judging.judge.Diagnoser`` that can be pickled, and imports the catalogue when it is first used."""
 
     def truth_under_declared_conventions(self, truth: Truth, conventions: Mapping[str, str]) -> Truth:
         """Return the exact answer of a case under the conventions that an implementation declares."""
@@ -25,13 +25,13 @@ class DiagnosisOnDemand:
 
         return truth_under_declared_conventions(truth, conventions)
 
-    def rows(
+    def judge_and_diagnose_rows(
         self, blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: KnownEmptyRows
     ) -> list[Row]:
         """Judge the stages of one implementation and diagnose them."""
-        from attncheck.diagnosis.examine import examine_outcome
+        from attncheck.diagnosis.examine import judge_and_diagnose_outcome
 
-        return list(examine_outcome(blank, case, truth, outcome, rounding_model, known).rows)
+        return list(judge_and_diagnose_outcome(blank, case, truth, outcome, rounding_model, known).rows)
 
 
-DIAGNOSIS = DiagnosisOnDemand()
+LAZY_DIAGNOSER = LazyDiagnoser()

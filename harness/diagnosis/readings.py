@@ -7,7 +7,7 @@ intends that. Both have the exact answer of another problem, so a result can be 
 that case cannot confirm it.
 
 The diagnosis tries all readings on a failing case, and ``docs/diagnoses.md`` lists them. Readings that replace a step
-have no problem (``replaced_steps.py``). ``CATALOGUE`` has all readings.
+have no problem (``replaced_steps.py``). ``READING_CATALOGUE`` has all readings.
 """
 
 from __future__ import annotations
@@ -32,35 +32,28 @@ from attncheck.judging.alternatives import (
     Change,
     Reading,
     ReadingForm,
-    allowed_keys,
     canonical_with_empty_rows,
     change_input,
     change_inputs,
     convention_reading,
+    flag_allowed_keys,
     has_scale,
+    intended_scale,
     leave_out_input,
-    reorderings,
-    scale_of,
+    reordering_readings,
     set_options,
     starting_at_stage,
     when_applicable,
+    with_all_allowed_mask,
     with_combined_mask,
-    with_default_mask,
 )
 from attncheck.judging.empty_row_conventions import OTHER_EMPTY_ROWS
-from attncheck.judging.undefined import MAX_FLAGS_AT_A_TIME, empty_rows_convention, flag_empty_rows, scores_shape
+from attncheck.judging.undefined import MAX_FLAGS_AT_A_TIME, find_empty_rows_convention, flag_empty_rows, scores_shape
 from attncheck.reading.lowering import count_queries_and_keys, query_offset
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import count_scores
-from attncheck.spec import (
-    ACCURACY_PREFIX,
-    IGNORABLE,
-    LOGITS,
-    OPERATIONS,
-    InputSpec,
-    OptionSpec,
-)
-from attncheck.spec.classes import PRESETS, WITH
+from attncheck.spec import ACCURACY_PREFIX, IGNORABLE_INPUTS_AND_OPTIONS, LOGITS, OPERATIONS, InputSpec, OptionSpec
+from attncheck.spec.classes import PARTS_SEPARATOR, ROUNDING_PRESETS
 
 # Masks: which query attends to which key.
 
@@ -70,7 +63,7 @@ _ALIGNMENTS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def _position_rule(problem: Problem) -> tuple[str, str] | None:
+def _describe_position_rule(problem: Problem) -> tuple[str, str] | None:
     """Return the option that compares positions, in words, and its rule; None without such an option."""
     if problem.options.get("is_causal"):
         return "causality", "key j for query i iff j <= {}"
@@ -81,7 +74,7 @@ def _align_at_corner(alignment: str, position: str) -> Change:
     """Align causality and the window at a corner: the first query with the first key, or the last with the last."""
 
     def change(problem: Problem) -> Iterator[ReadingForm]:
-        if (subject := _position_rule(problem)) is None:
+        if (subject := _describe_position_rule(problem)) is None:
             return
         options, realigned = problem.options, problem.without_input("query_offsets").with_options(alignment=alignment)
         if query_offset(realigned.options, realigned.inputs) == query_offset(options, problem.inputs):
@@ -139,14 +132,14 @@ def _add_causality_to_scores(problem: Problem) -> Problem:
     allowed = np.arange(keys) <= np.arange(queries)[:, np.newaxis] + first
     added = allowed & problem.inputs.get("mask", np.True_)
     bias = problem.inputs.get("bias", np.zeros(())) + added.reshape((1,) * (4 - added.ndim) + added.shape)
-    return with_default_mask(problem.without_input("mask").with_options(is_causal=False)).with_inputs(bias=bias)
+    return with_all_allowed_mask(problem.without_input("mask").with_options(is_causal=False)).with_inputs(bias=bias)
 
 
 def _unmask_last_row(problem: Problem) -> Problem | None:
     """Unmask the last query, as if the last incomplete tile had no mask."""
     plain = problem.canonical()
     shape = scores_shape(plain)
-    allowed = Computation.as_given(plain).kept(shape)
+    allowed = Computation.from_problem_without_added_key(plain).flag_unmasked_scores(shape)
     if allowed is None or not shape[-2]:
         return None
     unmasked = allowed.copy()
@@ -156,15 +149,15 @@ def _unmask_last_row(problem: Problem) -> Problem | None:
 
 def _add_fill_to_scores(problem: Problem) -> ReadingForm | None:
     plain = problem.canonical()
-    kept = Computation.as_given(plain).kept(scores_shape(plain))
+    kept = Computation.from_problem_without_added_key(plain).flag_unmasked_scores(scores_shape(plain))
     if kept is None or np.isneginf(problem.inputs.get("bias", np.zeros(1))).any():
         return None
     bias = np.where(kept, 0.0, float(plain.options.get("mask_fill", -np.inf))) + problem.inputs.get("bias", 0.0)
     unmasked = plain.with_changes({"is_causal": None, "mask_fill": None}, mask=None, bias=bias)
-    return ReadingForm(unmasked, _fill_words(problem), stage_aliases={"masked": "biased"})
+    return ReadingForm(unmasked, _fill_text_values(problem), stage_aliases={"masked": "biased"})
 
 
-def _fill_words(problem: Problem) -> dict[str, str]:
+def _fill_text_values(problem: Problem) -> dict[str, str]:
     return {"fill": f"{problem.options['mask_fill']:.6g}"}
 
 
@@ -207,7 +200,7 @@ def _change_fill(change: Callable[[float], float]) -> Change:
     return changed
 
 
-def _ignored_reading(name: str, spec: InputSpec | OptionSpec) -> Reading:
+def _make_ignored_reading(name: str, spec: InputSpec | OptionSpec) -> Reading:
     """Return the reading in which an input or option has no effect."""
     stage = spec.first_stage if isinstance(spec, InputSpec) else str(spec.requested_stage)
 
@@ -215,16 +208,16 @@ def _ignored_reading(name: str, spec: InputSpec | OptionSpec) -> Reading:
         if isinstance(spec, OptionSpec):
             without_option = problem.with_options(**{name: False if spec.type is bool else None})
             if stage == "masked":
-                return with_default_mask(without_option)
+                return with_all_allowed_mask(without_option)
             return ReadingForm(without_option, stage_aliases={stage: LOGITS[LOGITS.index(stage) - 1]})
-        if spec.folds_into == "mask":
-            return with_default_mask(problem).without_input(name)
-        if spec.neutral is None:
+        if spec.folds_into_input == "mask":
+            return with_all_allowed_mask(problem).without_input(name)
+        if spec.neutral_value is None:
             return problem.without_input(name)
-        return problem.with_inputs(**{name: np.full_like(problem.inputs[name], spec.neutral)})
+        return problem.with_inputs(**{name: np.full_like(problem.inputs[name], spec.neutral_value)})
 
-    called = spec.called or name
-    verb = "are" if isinstance(spec, InputSpec) and (spec.whole or spec.adds_a_key) else "is"
+    called = spec.plain_name or name
+    verb = "are" if isinstance(spec, InputSpec) and (spec.is_count or spec.adds_key) else "is"
     slug = called.removeprefix("the ").replace(" ", "-")
     return Reading(f"{slug}-ignored", f"{called} {verb} ignored", change, name, stage)
 
@@ -238,7 +231,8 @@ _MASK_READINGS = (
     convention_reading("mask-inverted", "the mask is read as True = may not attend; the case means True = may attend",
                change_input("mask", np.logical_not), "mask"),
     convention_reading("fill-minus-infinity", "a forbidden score is minus infinity; the case means {fill} in its place",
-               lambda problem: ReadingForm(problem.with_options(mask_fill=None), _fill_words(problem)), "mask_fill"),
+               lambda problem: ReadingForm(problem.with_options(mask_fill=None), _fill_text_values(problem)),
+               "mask_fill"),
     *(
         convention_reading(f"window-too-{how}-{ends.replace(' the', '').replace(' ', '-')}",
                    f"the window is one key too {how} on the {ends}: {{window}}; the case means {{meant}}, ends "
@@ -263,7 +257,7 @@ _MASK_READINGS = (
     Reading("fill-added", "{fill} is added to a forbidden score; the case means it in its place", _add_fill_to_scores,
             "mask_fill"),
     Reading("fill-scaled", "the fill is put in place before the scores are scaled",
-            lambda problem: problem.with_options(mask_fill=problem.options["mask_fill"] * scale_of(problem))
+            lambda problem: problem.with_options(mask_fill=problem.options["mask_fill"] * intended_scale(problem))
             if has_scale(problem) else None, "mask_fill"),
     *(
         Reading(f"masked-at-{name}", f"a forbidden score is {words}; the case means minus infinity", _set_fill(number))
@@ -282,7 +276,7 @@ _MASK_READINGS = (
         )
     ),
     Reading("fill-inverted", "the fill is {fill}: the sign of an exponent is lost", _invert_fill, "mask_fill"),
-    *(_ignored_reading(name, spec) for name, spec in IGNORABLE.items()),
+    *(_make_ignored_reading(name, spec) for name, spec in IGNORABLE_INPUTS_AND_OPTIONS.items()),
     Reading("causal-next-key", "causality is off by one: each query sees one key too many, j <= i + 1",
             _mask_by_distance(lambda distance: distance <= 1), "is_causal"),
     Reading("causal-without-own-key", "causality is off by one: no query sees its own key, j < i",
@@ -300,7 +294,7 @@ _MASK_READINGS = (
         for reading in (
             Reading("query-offsets-ignored", "the query offsets are ignored", leave_out_input("query_offsets"),
                     "query_offsets"),
-            *reorderings("query-offsets", "the query offset", ["query_offsets"], {"batch entry": -1}, "masked"),
+            *reordering_readings("query-offsets", "the query offset", ["query_offsets"], {"batch entry": -1}, "masked"),
             Reading("query-offsets-of-longest", "the largest query offset is taken for all",
                     change_input("query_offsets", lambda offsets: np.full_like(offsets, offsets.max(initial=0))),
                     "query_offsets"),
@@ -377,7 +371,7 @@ _PAGE_INPUTS = ("key_pages", "value_pages")
 
 
 def _align_sequences_top_left(called: Problem) -> ReadingForm | None:
-    subject = _position_rule(called)
+    subject = _describe_position_rule(called)
     return ReadingForm(called.with_options(alignment="top_left"), {"subject": subject[0]}) if subject else None
 
 
@@ -418,7 +412,8 @@ _SEQUENCE_READINGS = tuple(
         Reading("limits-one-too-early", "sequences of keys end one too early", _shift_key_limits(-1), "cu_seqlens_k"),
         Reading("limits-of-queries", "the limits of queries are taken for keys",
                 _change_sequence_limits(_use_query_limits), "cu_seqlens_k"),
-        *reorderings("block-table", "the block table", ["block_table"], {"batch entry": -2}, "masked", "of-first"),
+        *reordering_readings("block-table", "the block table", ["block_table"], {"batch entry": -2}, "masked",
+                "of-first"),
         Reading("block-table-ignored", "the block table is ignored: pages are read in their order", _set_pages_in_order,
                 "block_table"),
         Reading("block-table-transposed", "the block table is read with the strides of its transpose",
@@ -447,48 +442,51 @@ _SEQUENCE_READINGS = tuple(
 def _unmask_empty_rows(problem: Problem) -> ReadingForm | None:
     if count_scores(problem.operation, problem.options, problem.inputs) > MAX_FLAGS_AT_A_TIME:
         return None  # the mask would be as large as the score matrix
-    allowed = allowed_keys(problem)
+    allowed = flag_allowed_keys(problem)
     if allowed is None:
         return None
     mask = allowed | flag_empty_rows(problem)[..., np.newaxis]
     unmasked = problem.canonical().with_options(is_causal=False).with_inputs(mask=mask)
-    return ReadingForm(unmasked, {"own": empty_rows_convention(problem)})
+    return ReadingForm(unmasked, {"own": find_empty_rows_convention(problem)})
 
 
 EMPTY_ROW_READINGS = (
     *OTHER_EMPTY_ROWS,
     convention_reading("empty-rows-unmasked",
                "a query without a key attends to all keys, as if nothing were masked; the case expects {own}",
-               _unmask_empty_rows, stage="weights"),
+               _unmask_empty_rows, first_stage="weights"),
 )  # fmt: skip
 
 
-def other_empty_row_conventions(problem: Problem) -> Iterator[AppliedReading]:
+def apply_other_empty_row_conventions(problem: Problem) -> Iterator[AppliedReading]:
     """Yield the other conventions for rows without a key; nothing if there is no such row."""
     if flag_empty_rows(problem).any():
-        yield from (alternative for reading in EMPTY_ROW_READINGS for alternative in reading.of_problem(problem))
+        yield from (alternative for reading in EMPTY_ROW_READINGS for alternative in reading.apply_to_problem(problem))
 
 
 # Readings with a fitted number, and accuracies; they are tried only if no other reading fits (``wrong_result.py``).
 
-SCALE_FITTED = Reading("scale-fitted", "the {stage} is that of scale {taken} (given {meant})", lambda problem: None,
-                       stage="scores")  # fmt: skip
-STAGE_FITTED = Reading("stage-fitted", "the {stage} is {factor} times the right one", lambda problem: None,
-                       stage="weights")  # fmt: skip
-KEYS_FITTED = Reading("keys-fitted", "keys are left out: {which}", lambda problem: None)
-BIAS_FITTED = Reading("bias-fitted", "the bias is multiplied by {factor}", lambda problem: None, stage="biased")
+FITTED_SCALE_READING = Reading(
+    "scale-fitted", "the {stage} is that of scale {taken} (given {meant})", lambda problem: None,
+                       first_stage="scores")  # fmt: skip
+FITTED_STAGE_READING = Reading("stage-fitted", "the {stage} is {factor} times the right one", lambda problem: None,
+                       first_stage="weights")  # fmt: skip
+LEFT_OUT_KEYS_READING = Reading("keys-fitted", "keys are left out: {which}", lambda problem: None)
+FITTED_BIAS_READING = Reading(
+    "bias-fitted", "the bias is multiplied by {factor}", lambda problem: None, first_stage="biased"
+)
 
 
 def _accuracy_reading(name: str, words: str, of: str = "") -> Reading:
     return Reading(
-        f"{ACCURACY_PREFIX}{name}", f"the {{stage}} is as accurate as {words}", lambda problem: None, of, stage=""
+        f"{ACCURACY_PREFIX}{name}", f"the {{stage}} is as accurate as {words}", lambda problem: None, of, first_stage=""
     )
 
 
-ACCURACIES: Mapping[str, Reading] = {
+ACCURACY_READINGS: Mapping[str, Reading] = {
     "float32": _accuracy_reading("float32", "float32"), "bfloat16": _accuracy_reading("16-bits", "16 bits")
 }  # fmt: skip
-APPROXIMATIONS: Mapping[str, Reading] = {
+APPROXIMATION_READINGS: Mapping[str, Reading] = {
     parts: _accuracy_reading(name, f'{words}, which a class permits "with {parts}"', of)
     for parts, name, words, of in (
         ("tanh 2^-11", "approximate-tanh", "with hyperbolic tangents to 2^-11", "softcap"),
@@ -497,20 +495,20 @@ APPROXIMATIONS: Mapping[str, Reading] = {
         ("sums float16", "float16-sums", "where products are added up in float16", ""),
         ("query int8 per 128 rows and key int8 per 128 rows", "int8-operands",
          "where queries and keys are 8-bit integers with scales", ""),
-        (PRESETS["flash3_fp8"].parts.partition(WITH)[2], "fp8-operands",
+        (ROUNDING_PRESETS["flash3_fp8"].parts.partition(PARTS_SEPARATOR)[2], "fp8-operands",
          "where queries, keys, values and weights are FP8", ""),
     )
 }  # fmt: skip
 """Approximations for speed in a kernel of 16 bits: part of a class -> accuracy, the tightest first."""
-EXPONENTIALS: Mapping[str, Mapping[str, Reading]] = {
+EXPONENTIAL_READINGS: Mapping[str, Mapping[str, Reading]] = {
     dtype: {part: _accuracy_reading("exponentials", "with exponentials off by 128 units in the last place")}
     for dtype, part in (("float32", "exp 2^-17"), ("float64", "exp 2^-46"))
 }
 """Dtype -> part of a class with less exact exponentials; usual ones are within four units in the last place."""
 NARROWER_APPROXIMATIONS = frozenset({"tanh 2^-11", "exp 8.8e-5", "weights float8_e4m3fn"})
-"""Parts whose bounds are within the bounds of the last part of ``APPROXIMATIONS`` for every problem."""
+"""Parts whose bounds are within the bounds of the last part of ``APPROXIMATION_READINGS`` for every problem."""
 
-CATALOGUE: Mapping[str, Sequence[Reading]] = {
+READING_CATALOGUE: Mapping[str, Sequence[Reading]] = {
     "Who may attend to whom": (*_MASK_READINGS, *_SEQUENCE_READINGS, *EMPTY_ROW_READINGS),
     "Other entries, heads and places": ENTRY_READINGS,
     "Tiles, parts, and what is never written": LAUNCH_READINGS,
@@ -518,24 +516,24 @@ CATALOGUE: Mapping[str, Sequence[Reading]] = {
     **REPLACED_STEPS,
     "Gradients": GRADIENT_READINGS,
     "Fitted numbers, and accuracy": (
-        SCALE_FITTED,
-        BIAS_FITTED,
-        STAGE_FITTED,
-        KEYS_FITTED,
-        *ACCURACIES.values(),
-        *APPROXIMATIONS.values(),
-        *(reading for rows in EXPONENTIALS.values() for reading in rows.values()),
+        FITTED_SCALE_READING,
+        FITTED_BIAS_READING,
+        FITTED_STAGE_READING,
+        LEFT_OUT_KEYS_READING,
+        *ACCURACY_READINGS.values(),
+        *APPROXIMATION_READINGS.values(),
+        *(reading for rows in EXPONENTIAL_READINGS.values() for reading in rows.values()),
     ),
 }
 """All readings, by topic."""
 ALL_READINGS: Sequence[Reading] = sorted(
-    (reading for readings in CATALOGUE.values() for reading in readings if reading not in EMPTY_ROW_READINGS),
+    (reading for readings in READING_CATALOGUE.values() for reading in readings if reading not in EMPTY_ROW_READINGS),
     key=lambda reading: not reading.is_convention,
 )
 """All readings except those of rows without a key, conventions first."""
 
 
-def applicable_readings(problem: Problem, *, changes_called_operation: bool = False) -> Iterator[AppliedReading]:
+def apply_all_readings(problem: Problem, *, changes_called_operation: bool = False) -> Iterator[AppliedReading]:
     """Yield the readings that apply to a problem, conventions first.
 
     If ``changes_called_operation``, the problem is a call, and only the readings of calls apply; their problems are
@@ -543,23 +541,25 @@ def applicable_readings(problem: Problem, *, changes_called_operation: bool = Fa
     """
     for reading in ALL_READINGS:
         if reading.changes_called_operation is changes_called_operation:
-            yield from reading.of_problem(problem)
+            yield from reading.apply_to_problem(problem)
 
 
-def readings_named(name: str, problem: Problem) -> Iterator[AppliedReading]:
+def apply_readings_named(name: str, problem: Problem) -> Iterator[AppliedReading]:
     """Yield the readings of a name that make another problem of a problem, with all stages and without NaN rows."""
-    of_rows = other_empty_row_conventions(problem) if name.startswith("empty-rows-") else ()
+    of_rows = apply_other_empty_row_conventions(problem) if name.startswith("empty-rows-") else ()
     rows = (reading for reading in ALL_READINGS if reading.name == name and not reading.changes_called_operation)
-    for alternative in (*(form for row in rows for form in row.of_problem(problem)), *of_rows):
-        is_problem = alternative.replacement is None and not alternative.stage_aliases
+    for alternative in (*(form for row in rows for form in row.apply_to_problem(problem)), *of_rows):
+        is_problem = alternative.step_replacement is None and not alternative.stage_aliases
         if alternative.name == name and is_problem and alternative.empty_rows != "nan":
             yield alternative
 
 
-def problems_read_as(name: str, problem: Problem) -> list[Problem]:
+def problems_under_reading(name: str, problem: Problem) -> list[Problem]:
     """Return the problems of the readings of a name, one for each form; empty if none applies."""
     rows = (reading for reading in ALL_READINGS if reading.name == name)
-    return [form.problem for reading in rows for form in reading.of_problem(problem) if form.replacement is None]
+    return [
+        form.problem for reading in rows for form in reading.apply_to_problem(problem) if form.step_replacement is None
+    ]
 
 
 READINGS_BY_QUESTION: Mapping[str, Mapping[str, str]] = {

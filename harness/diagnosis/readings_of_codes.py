@@ -15,15 +15,15 @@ import numpy as np
 
 from attncheck.backends.contract import CODE_FORMATS
 from attncheck.judging.alternatives import (
-    FIRST,
-    NEXT,
+    TAKE_FIRST,
+    TAKE_NEXT,
     Change,
     Order,
     ProblemChange,
     Reading,
     ReadingForm,
     change_input,
-    take_along,
+    reorder_entries,
     when_applicable,
 )
 from attncheck.reading.lowering import block_scales_in_memory
@@ -40,7 +40,9 @@ def _take_scales(name: str, axis: str, order: Order) -> ProblemChange:
 
     def changed(problem: Problem) -> Problem | None:
         is_second = (axis == "heads") is ("key_pages" in problem.inputs)
-        return take_along([name], (-1 if is_second else -2) - name.endswith(("_block_scale", "_zero")), order)(problem)
+        return reorder_entries([name], (-1 if is_second else -2) - name.endswith(("_block_scale", "_zero")), order)(
+            problem
+        )
 
     return changed
 
@@ -117,7 +119,7 @@ def _rescale_to_maximum_240(problem: Problem) -> Iterator[ReadingForm]:
             yield ReadingForm(
                 problem.with_inputs(**{f"{name}_scale": rescaled}),
                 {"name": name},
-                stage=_FIRST_STAGES[name],
+                first_stage=_FIRST_STAGES[name],
             )
 
 
@@ -131,17 +133,17 @@ _CODE_CHANGES: Sequence[tuple[str, str, str, Callable[[str], Change]]] = (
     ("scale", "scale-twice", "the scale of the {name}s is multiplied twice", lambda of: change_input(of, np.square)),
     ("scale", "scale-divided", "the {name}s are divided by their scale", lambda of: change_input(of, _inverse_scale)),
     ("scale", "scale-of-first-head", "the {name} scale of the first head is taken for all",
-     lambda of: _take_scales(of, "heads", FIRST)),
+     lambda of: _take_scales(of, "heads", TAKE_FIRST)),
     ("scale", "scale-of-next-head", "the {name} scale of the next head is taken",
-     lambda of: _take_scales(of, "heads", NEXT)),
+     lambda of: _take_scales(of, "heads", TAKE_NEXT)),
     ("block_scale", "blocks-unscaled", "the scales of {name} blocks are left out",
      lambda of: change_input(of, np.ones_like)),
     ("block_scale", "block-scale-of-next-block", "the scale of the neighbouring block of the {name}s is taken",
-     lambda of: take_along([of], -1, NEXT)),
+     lambda of: reorder_entries([of], -1, TAKE_NEXT)),
     ("block_scale", "block-scale-of-next-key", "{name}s are scaled by blocks of the next key",
-     lambda of: _take_scales(of, "keys", NEXT)),
+     lambda of: _take_scales(of, "keys", TAKE_NEXT)),
     ("block_scale", "block-scale-of-first-head", "the block scales of the first head are taken for all {name}s",
-     lambda of: _take_scales(of, "heads", FIRST)),
+     lambda of: _take_scales(of, "heads", TAKE_FIRST)),
     ("block_scale", "block-scales-transposed", "rows and groups of the {name}s' block scales are exchanged",
      lambda of: change_input(of, _swap_rows_and_groups)),
     ("block_scale", "block-scales-in-other-format",
@@ -168,8 +170,8 @@ CODE_READINGS: Sequence[Reading] = tuple(
     replace(reading, changes_called_operation=True)
     for reading in (
         *_KEY_AND_VALUE_READINGS,
-        Reading("key-scale-of-next-key", "the scale of the next key is taken", _take_scales("key_scale", "keys", NEXT),
-                "key_scale", LOGITS[0]),
+        Reading("key-scale-of-next-key", "the scale of the next key is taken",
+                _take_scales("key_scale", "keys", TAKE_NEXT), "key_scale", LOGITS[0]),
         Reading("scales-swapped", "the scales of keys and values are swapped", _swap_scales, "key_scale", LOGITS[0]),
         Reading("query-scale-ignored", "the scale of the queries is left out",
                 change_input("query_scale", np.ones_like),

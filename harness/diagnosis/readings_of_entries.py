@@ -21,11 +21,11 @@ from attncheck.judging.alternatives import (
     ReadingForm,
     change_input,
     change_inputs,
-    reorderings,
+    reordering_readings,
     swap_inputs,
     when_applicable,
+    with_all_allowed_mask,
     with_combined_mask,
-    with_default_mask,
 )
 from attncheck.reading import lowering
 from attncheck.reading.lowering import Array, count_queries_and_keys, query_offset
@@ -48,27 +48,29 @@ def has_heads(problem: Problem) -> bool:
 
 _BATCH_AXIS, _HEAD_AXIS = {"batch entry": -4}, {"head": -3}
 _OTHER_ENTRY_READINGS = (
-    *reorderings("mask", "the mask", ["mask"], _BATCH_AXIS | _HEAD_AXIS, "masked"),
-    *reorderings("mask", "the mask", ["mask"], {"query": -2}, "masked", "of-first"),
-    *reorderings("bias", "the bias", ["bias"], _BATCH_AXIS | _HEAD_AXIS, "biased"),
-    *reorderings("bias", "the bias", ["bias"], {"query": -2}, "biased", "of-first"),
-    *reorderings("bias", "the bias", ["bias"], _HEAD_AXIS, "biased", "in-reverse-of"),
-    *reorderings("key-lengths", "the key length", ["key_lengths"], {"batch entry": -1}, "masked"),
+    *reordering_readings("mask", "the mask", ["mask"], _BATCH_AXIS | _HEAD_AXIS, "masked"),
+    *reordering_readings("mask", "the mask", ["mask"], {"query": -2}, "masked", "of-first"),
+    *reordering_readings("bias", "the bias", ["bias"], _BATCH_AXIS | _HEAD_AXIS, "biased"),
+    *reordering_readings("bias", "the bias", ["bias"], {"query": -2}, "biased", "of-first"),
+    *reordering_readings("bias", "the bias", ["bias"], _HEAD_AXIS, "biased", "in-reverse-of"),
+    *reordering_readings("key-lengths", "the key length", ["key_lengths"], {"batch entry": -1}, "masked"),
     *(
         reading
         for name, spec in PER_HEAD_INPUTS.items()
-        for reading in reorderings(name.replace("_", "-"), str(spec.of_head), [name], {"head": -1}, spec.first_stage)
+        for reading in reordering_readings(
+            name.replace("_", "-"), str(spec.name_per_head), [name], {"head": -1}, spec.first_stage)
     ),
-    *reorderings("key", "the key", ["key", "past_key"], _BATCH_AXIS, LOGITS[0], when=has_heads),
-    *reorderings("value", "the value", ["value", "past_value"], _BATCH_AXIS, MEANS[0], when=has_heads),
-    *reorderings("key", "the key", ["key", "past_key"], _HEAD_AXIS, LOGITS[0], "of-first", "in-reverse-of",
+    *reordering_readings("key", "the key", ["key", "past_key"], _BATCH_AXIS, LOGITS[0], when=has_heads),
+    *reordering_readings("value", "the value", ["value", "past_value"], _BATCH_AXIS, MEANS[0], when=has_heads),
+    *reordering_readings("key", "the key", ["key", "past_key"], _HEAD_AXIS, LOGITS[0], "of-first", "in-reverse-of",
                  when=has_heads),
-    *reorderings("value", "the value", ["value", "past_value"], _HEAD_AXIS, MEANS[0], "of-first", "in-reverse-of",
-              when=has_heads),
-    *reorderings("gate", "the gate", ["gate"], _BATCH_AXIS | _HEAD_AXIS, MEANS[-1]),
-    *reorderings("past", "what is cached", ["past_key", "past_value"], _BATCH_AXIS | _HEAD_AXIS, LOGITS[0]),
-    *reorderings("score-bias", "the bias of the score", ["score_bias"], {"head": -1}, "scores", "of-first"),
-    *reorderings("log-sum-exps", "the log-sum-exp", ["log_sum_exps"], {"batch entry": -3, "head": -2}, "weights"),
+    *reordering_readings("value", "the value", ["value", "past_value"], _HEAD_AXIS, MEANS[0],
+              "of-first", "in-reverse-of", when=has_heads),
+    *reordering_readings("gate", "the gate", ["gate"], _BATCH_AXIS | _HEAD_AXIS, MEANS[-1]),
+    *reordering_readings("past", "what is cached", ["past_key", "past_value"], _BATCH_AXIS | _HEAD_AXIS, LOGITS[0]),
+    *reordering_readings("score-bias", "the bias of the score", ["score_bias"], {"head": -1}, "scores", "of-first"),
+    *reordering_readings("log-sum-exps", "the log-sum-exp", ["log_sum_exps"], {"batch entry": -3, "head": -2},
+              "weights"),
 )  # fmt: skip
 
 
@@ -104,11 +106,11 @@ _KEY_AND_VALUE = ("key", "value")
 _GROUP_READINGS = (
     *(
         Reading(f"{name}-heads-tiled", f"query head h takes {name} head h % Hkv (tiled), though not that of the other",
-                use_other_heads([name], lambda head, shared, group: head % shared), stage=stage)
+                use_other_heads([name], lambda head, shared, group: head % shared), first_stage=stage)
         for name, stage in (("key", LOGITS[0]), ("value", MEANS[0]))
     ),
     *(
-        Reading(f"groups-{slug}", says, use_other_heads(_KEY_AND_VALUE, head_of), stage=LOGITS[0])
+        Reading(f"groups-{slug}", says, use_other_heads(_KEY_AND_VALUE, head_of), first_stage=LOGITS[0])
         for slug, says, head_of in (
             ("as-large-as-their-number", "query head h takes key and value head h // Hkv",
              lambda head, shared, group: head // shared % shared),
@@ -170,7 +172,7 @@ def _change_joined_cache(change: Callable[[Any, int], Any], *names: str) -> Chan
 
     def changed(problem: Problem) -> Problem | ReadingForm | None:
         if OPERATIONS[problem.operation].has_projections:
-            return ReadingForm(problem, replacement=replacement)
+            return ReadingForm(problem, step_replacement=replacement)
         if not has_heads(problem):
             return None
         return _replace_joined_cache(problem, change, *names)
@@ -276,7 +278,7 @@ def _read_one_position_late(name: str) -> Change:
 
     def change(problem: Problem) -> Problem | ReadingForm | None:
         if "past_key" in problem.inputs and OPERATIONS[problem.operation].has_projections:
-            return ReadingForm(problem, replacement=replacement)
+            return ReadingForm(problem, step_replacement=replacement)
         if not has_heads(problem) or "rotary_cos" in problem.inputs or name not in problem.inputs:
             return None
         return _replace_joined_cache(problem, rolled, name) if count_queries_and_keys(problem.inputs)[1] > 1 else None
@@ -299,7 +301,7 @@ def _zero_last_column(array: Any) -> Any:
 
 
 def _mask_last_key(problem: Problem) -> Problem | None:
-    if OPERATIONS[problem.operation].has_parts or problem.operation in ("scoring", "softmax"):
+    if OPERATIONS[problem.operation].merges_parts or problem.operation in ("scoring", "softmax"):
         return None
     keys = count_queries_and_keys(problem.inputs)[1]
     return with_combined_mask(problem, np.arange(keys)[np.newaxis] < keys - 1) if keys > 1 else None
@@ -368,7 +370,7 @@ def within_window(problem: Problem, query: Array, key: Array) -> Any:
         >>> within_window(problem, np.arange(3)[:, np.newaxis], np.arange(3)).astype(int).tolist()
         [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
     """
-    rules = lowering.window_conditions(problem.options["window"], query, key)
+    rules = lowering.make_window_conditions(problem.options["window"], query, key)
     return reduce(np.logical_and, rules, np.ones(np.broadcast_shapes(query.shape, key.shape), np.bool_))
 
 
@@ -380,7 +382,7 @@ def _change_window(change: Callable[[Any, Any], tuple[Any, Any]]) -> ProblemChan
         changed_window = change(*window)
         if changed_window == window:
             return None
-        return with_default_mask(problem).with_options(
+        return with_all_allowed_mask(problem).with_options(
             window=None if changed_window == (None, None) else changed_window
         )
 
@@ -419,7 +421,7 @@ _POSITION_READINGS = (
     Reading("bias-one-key-late", "the bias of the key before is read",
             change_input("bias", lambda bias: np.roll(bias, 1, axis=-1)), "bias", "biased"),
     Reading("query-and-key-exchanged", "queries are taken for keys, and the other way round", _swap_queries_and_keys,
-            stage=LOGITS[0]),
+            first_stage=LOGITS[0]),
     *(
         Reading(f"last-{slug}-dropped", f"the last {says} is left out",
                 when_applicable(_has_plain_heads, change_inputs([name, f"past_{name}"], _zero_last_column)),
@@ -486,7 +488,7 @@ _POSITION_READINGS = (
     *(
         Reading(f"window-{slug}", says, _change_mask_pattern(["window"], pattern,
                 lambda problem, seen: with_combined_mask(
-            with_default_mask(problem).with_options(window=None), seen)), "window")
+            with_all_allowed_mask(problem).with_options(window=None), seen)), "window")
         for slug, says, pattern in (
             ("of-first-query", "the window of the first query is taken for all",
              lambda problem, query, key: within_window(problem, query[:1], key)),

@@ -13,28 +13,28 @@ from typing import Any
 import numpy as np
 
 from attncheck.attention.errors import Elementwise, Real, broadcast_heads
-from attncheck.attention.logits import broadcast_axes, softcap_of, zero_filled_gradients
+from attncheck.attention.logits import lift_shape_and_broadcast_axes, softcap_of, zero_filled_gradients
 from attncheck.attention.problem import Computation
-from attncheck.attention.scores import scale_of as factor_of
+from attncheck.attention.scores import score_scale as factor_of
 from attncheck.attention.walk import Walk
 from attncheck.diagnosis.replaced_steps import (
     ApproximateStages,
     ReplacedStepContext,
     StepRule,
-    if_operation,
+    factor_and_inverse_rows,
+    head_width_power,
+    make_step_replacement,
     multiply_failing_stages,
-    shape_factors,
-    step_replacement,
-    width_power,
+    restrict_to_operations,
 )
 from attncheck.judging.alternatives import (
-    Number,
+    NumberRow,
     ProblemChange,
     Reading,
     ReadingForm,
+    intended_scale,
     leave_out_input,
     number_readings,
-    scale_of,
     set_options,
 )
 from attncheck.judging.truth import Truth
@@ -51,10 +51,12 @@ class ApproximateArray(Elementwise):
     """Computed numbers: values in float64, and their largest possible errors."""
 
     value: Real
-    error: Real
+    max_error: Real
     rounding: RoundingModel
 
-    def with_roundings(self, value: Real, error: Real, terms: int = 0, size: Real | None = None) -> ApproximateArray:
+    def add_step_roundings(
+        self, value: Real, error: Real, terms: int = 0, size: Real | None = None
+    ) -> ApproximateArray:
         """Return the result of a step with its roundings added; ``size`` is the sum of the absolute terms of a sum."""
         rounding, whole = self.rounding, np.abs(value) + error + (0.0 if size is None else size)
         rounded = (terms * rounding.accumulate_unit + _ROUNDINGS_PER_STEP * rounding.coarsest_unit) * whole
@@ -62,39 +64,46 @@ class ApproximateArray(Elementwise):
         return ApproximateArray(value, np.where(whole > 0, error + rounded + underflow, 0.0), rounding)
 
     def __add__(self, addend: ApproximateArray) -> ApproximateArray:
-        return self.with_roundings(self.value + addend.value, self.error + addend.error, 0, np.abs(self.value))
+        return self.add_step_roundings(
+            self.value + addend.value, self.max_error + addend.max_error, 0, np.abs(self.value)
+        )
 
     def __sub__(self, subtrahend: ApproximateArray) -> ApproximateArray:
         return self + subtrahend.multiply_exact(-1.0)
 
     def __mul__(self, factor: ApproximateArray) -> ApproximateArray:
-        error = np.abs(self.value) * factor.error + self.error * (np.abs(factor.value) + factor.error)
-        return self.with_roundings(self.value * factor.value, error)
+        error = np.abs(self.value) * factor.max_error + self.max_error * (np.abs(factor.value) + factor.max_error)
+        return self.add_step_roundings(self.value * factor.value, error)
 
     def __matmul__(self, right: ApproximateArray) -> ApproximateArray:
-        size = np.abs(right.value) + right.error
-        error = np.abs(self.value) @ right.error + self.error @ size
-        whole = (np.abs(self.value) + self.error) @ size
-        return self.with_roundings(self.value @ right.value, error, self.value.shape[-1], whole)
+        size = np.abs(right.value) + right.max_error
+        error = np.abs(self.value) @ right.max_error + self.max_error @ size
+        whole = (np.abs(self.value) + self.max_error) @ size
+        return self.add_step_roundings(self.value @ right.value, error, self.value.shape[-1], whole)
 
     def multiply_exact(self, factor: Any) -> ApproximateArray:
         """Multiply by exact numbers."""
-        return ApproximateArray(self.value * factor, self.error * np.abs(factor), self.rounding)
+        return ApproximateArray(self.value * factor, self.max_error * np.abs(factor), self.rounding)
 
     def sum(self, *axes: int) -> ApproximateArray:
         """Add up over axes, and keep them with length 1."""
-        whole, error = (np.abs(self.value) + self.error).sum(axes, keepdims=True), self.error.sum(axes, keepdims=True)
+        whole, error = (
+            (np.abs(self.value) + self.max_error).sum(axes, keepdims=True),
+            self.max_error.sum(axes, keepdims=True),
+        )
         terms = self.value.size // max(1, whole.size)
-        return self.with_roundings(self.value.sum(axes, keepdims=True), error, terms, whole)
+        return self.add_step_roundings(self.value.sum(axes, keepdims=True), error, terms, whole)
 
     def exp(self) -> ApproximateArray:
         """Return the exponentials; the exponential of minus infinity is 0."""
         value = np.exp(self.value)
-        return self.with_roundings(value, value * np.expm1(np.where(value > 0, self.error, 0.0)))
+        return self.add_step_roundings(value, value * np.expm1(np.where(value > 0, self.max_error, 0.0)))
 
-    def where(self, kept: Any, otherwise: float = 0.0) -> ApproximateArray:
+    def keep_or_replace(self, kept: Any, otherwise: float = 0.0) -> ApproximateArray:
         """Replace the numbers that are not kept by an exact number."""
-        return ApproximateArray(np.where(kept, self.value, otherwise), np.where(kept, self.error, 0.0), self.rounding)
+        return ApproximateArray(
+            np.where(kept, self.value, otherwise), np.where(kept, self.max_error, 0.0), self.rounding
+        )
 
 
 Step = Callable[["BackwardPass"], ApproximateArray]
@@ -102,27 +111,27 @@ Step = Callable[["BackwardPass"], ApproximateArray]
 
 @dataclass(frozen=True, eq=False)
 class BackwardPass:
-    """A backward pass with ``changed`` steps; each step is computed when it is needed."""
+    """A backward pass with ``changed_steps`` steps; each step is computed when it is needed."""
 
     truth: Truth
     problem: Computation
     walk: Walk
     rounding: RoundingModel
-    changed: Mapping[str, Step]
-    computed: dict[str, ApproximateArray] = field(default_factory=dict)
+    changed_steps: Mapping[str, Step]
+    computed_steps: dict[str, ApproximateArray] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> ApproximateArray:
-        if name not in self.computed:
-            self.computed[name] = (self.changed.get(name) or BACKWARD_STEPS[name])(self)
-        return self.computed[name]
+        if name not in self.computed_steps:
+            self.computed_steps[name] = (self.changed_steps.get(name) or BACKWARD_STEPS[name])(self)
+        return self.computed_steps[name]
 
     def original_step(self, name: str) -> ApproximateArray:
         """Return the original step, computed from the steps before it in this pass."""
         return BACKWARD_STEPS[name](self)
 
-    def walk_step(self, name: str) -> ApproximateArray:
+    def forward_step(self, name: str) -> ApproximateArray:
         """Return a step of the forward pass, or a backward step that depends on no other backward step."""
-        state = self.walk.node(name)
+        state = self.walk.evaluate(name)
         error = state.max_error if hasattr(state, "max_error") else state.bound(self.rounding).max_error
         value = np.asarray(state.value)
         return ApproximateArray(
@@ -130,64 +139,72 @@ class BackwardPass:
         )
 
     @property
-    def heads(self) -> int:
+    def query_head_count(self) -> int:
         """The number of query heads."""
-        return int(self.walk.node("query").value.shape[1])
+        return int(self.walk.evaluate("query").value.shape[1])
 
     def repeat_to_query_heads(self, name: str) -> ApproximateArray:
         """Return the keys or values of every query head."""
-        return self.walk_step(name).mapped(lambda part: broadcast_heads(part, self.heads))
+        return self.forward_step(name).map_arrays(lambda part: broadcast_heads(part, self.query_head_count))
 
     def split_into_groups(self, gradient: ApproximateArray, name: str) -> ApproximateArray:
         """Split the axis of query heads into groups: (B, H, ..) -> (B, Hkv, H / Hkv, ..)."""
-        shared = self.walk.node(name).value.shape[1]
-        return gradient.mapped(lambda part: part.reshape(len(part), shared, part.shape[1] // shared, *part.shape[2:]))
+        shared = self.walk.evaluate(name).value.shape[1]
+        return gradient.map_arrays(
+            lambda part: part.reshape(len(part), shared, part.shape[1] // shared, *part.shape[2:])
+        )
 
     def sum_over_group(self, name: str) -> ApproximateArray:
         """Add up the gradients of the query heads of each group."""
-        return self.split_into_groups(self[f"{name} by head"], name).sum(2).mapped(lambda part: part[:, :, 0])
+        return self.split_into_groups(self[f"{name} by head"], name).sum(2).map_arrays(lambda part: part[:, :, 0])
 
     def allowed_mask(self, change: ProblemChange | None = None) -> Any:
         """Return the mask, (B, H, Lq, Lk), of the call or of the changed call."""
-        call = self.truth.judged.problem.as_call()
+        call = self.truth.judged_problem.problem_without_layout.as_call()
         changed_call = call if change is None else change(call)
-        shape = self.walk.node("masked").value.shape
-        kept = None if changed_call is None else Computation.as_given(changed_call.canonical()).kept(shape)
+        shape = self.walk.evaluate("masked").value.shape
+        kept = (
+            None
+            if changed_call is None
+            else Computation.from_problem_without_added_key(changed_call.canonical()).flag_unmasked_scores(shape)
+        )
         return np.ones(shape, np.bool_) if kept is None else kept
 
     def recompute_weights(self, logits: ApproximateArray) -> ApproximateArray:
         """Compute the weights from logits and log_sum_exp; a row without a key has weights of 0."""
-        totals = self["log_sum_exp"].mapped(lambda part: part[..., np.newaxis])
+        totals = self["log_sum_exp"].map_arrays(lambda part: part[..., np.newaxis])
         has_key = np.isfinite(totals.value)
-        return (logits - totals.where(has_key)).exp().where(has_key)
+        return (logits - totals.keep_or_replace(has_key)).exp().keep_or_replace(has_key)
 
 
 def _transpose(array: ApproximateArray) -> ApproximateArray:
-    return array.mapped(lambda part: np.swapaxes(part, -1, -2))
+    return array.map_arrays(lambda part: np.swapaxes(part, -1, -2))
 
 
 def _bias_shape_and_axes(step: BackwardPass, logits: ApproximateArray) -> tuple[Shape, tuple[int, ...]]:
     """Return the shape of the bias, and the axes along which it was broadcast."""
     shape = step.truth.exact["grad_bias"].high.shape
-    return shape, broadcast_axes(shape, logits.value.ndim)[1]
+    return shape, lift_shape_and_broadcast_axes(shape, logits.value.ndim)[1]
 
 
 def _bias_gradient(step: BackwardPass, logits: ApproximateArray) -> ApproximateArray:
     shape, axes = _bias_shape_and_axes(step, logits)
-    return (logits.sum(*axes) if axes else logits).mapped(lambda part: part.reshape(shape))
+    return (logits.sum(*axes) if axes else logits).map_arrays(lambda part: part.reshape(shape))
 
 
 BACKWARD_STEPS: Mapping[str, Step] = {
-    "log_sum_exp": lambda step: step.walk_step("log_sum_exp"),
-    "weights": lambda step: step.walk_step("backward_weights"),
+    "log_sum_exp": lambda step: step.forward_step("log_sum_exp"),
+    "weights": lambda step: step.forward_step("backward_weights"),
     "weights of values": lambda step: step["weights"],
-    "mean": lambda step: (step["weights"] * step.walk_step("grad_weights")).sum(-1),
-    "logits behind a fill": lambda step: step["weights"] * (step.walk_step("grad_weights") - step["mean"]),
-    "logits": lambda step: step["logits behind a fill"].mapped(lambda part: zero_filled_gradients(step.problem, part)),
-    "slope": lambda step: step.walk_step("slope"),
+    "mean": lambda step: (step["weights"] * step.forward_step("grad_weights")).sum(-1),
+    "logits behind a fill": lambda step: step["weights"] * (step.forward_step("grad_weights") - step["mean"]),
+    "logits": lambda step: step["logits behind a fill"].map_arrays(
+        lambda part: zero_filled_gradients(step.problem, part)
+    ),
+    "slope": lambda step: step.forward_step("slope"),
     "products": lambda step: (step["logits"] * step["slope"]).multiply_exact(factor_of(step.problem)),
-    "key by head": lambda step: _transpose(step["products"]) @ step.walk_step("query"),
-    "value by head": lambda step: _transpose(step["weights of values"]) @ step.walk_step("grad_output"),
+    "key by head": lambda step: _transpose(step["products"]) @ step.forward_step("query"),
+    "value by head": lambda step: _transpose(step["weights of values"]) @ step.forward_step("grad_output"),
     "of query": lambda step: step["products"] @ step.repeat_to_query_heads("key"),
     "of key": lambda step: step.sum_over_group("key"),
     "of value": lambda step: step.sum_over_group("value"),
@@ -201,15 +218,17 @@ def replace_backward_steps(changed: Mapping[str, Step], applies: Callable[[Backw
 
     def compute_stages(at: ReplacedStepContext) -> ApproximateStages:
         truth, rounding = at.truth, at.rounding
-        known = truth.of_readings.setdefault("backward", {})
+        known = truth.cached_readings.setdefault("backward", {})
         if rounding not in known:
-            known[rounding] = BackwardPass(truth, at.stages.wide_computation, at.walk({}), rounding, {})
-        problem, step = known[rounding].problem, replace(known[rounding], changed=changed, computed={})
+            known[rounding] = BackwardPass(
+                truth, at.exact_stages.float64_computation, at.walk_from_states({}), rounding, {}
+            )
+        problem, step = known[rounding].problem, replace(known[rounding], changed_steps=changed, computed_steps={})
         if problem.added_keys or not {"sinks", "query_cos"}.isdisjoint(problem.inputs) or not applies(step):
             return {}
         names = {stage: f"of {stage.removeprefix('grad_')}" for stage in truth.exact}
         gradients = {stage: step[name] for stage, name in names.items() if name in BACKWARD_STEPS}
-        return {stage: (gradient.value, gradient.error) for stage, gradient in gradients.items()}
+        return {stage: (gradient.value, gradient.max_error) for stage, gradient in gradients.items()}
 
     return compute_stages
 
@@ -222,10 +241,10 @@ def _backward_reading(
     applies: Callable[[BackwardPass], bool] = _ALWAYS,
 ) -> Reading:  # fmt: skip
     """Return the reading in which steps of a backward pass are replaced."""
-    replacement = step_replacement(replace_backward_steps(changed, applies))
+    replacement = make_step_replacement(replace_backward_steps(changed, applies))
 
     def change(problem: Problem) -> ReadingForm | None:
-        return ReadingForm(problem, replacement=replacement) if problem.operation in _GRADIENT_OPERATIONS else None
+        return ReadingForm(problem, step_replacement=replacement) if problem.operation in _GRADIENT_OPERATIONS else None
 
     return Reading(name, says, change, of, stage)
 
@@ -234,7 +253,7 @@ def _weights_with_mask(change: ProblemChange) -> Mapping[str, Step]:
     """Recompute the weights from scores with another mask."""
     return {
         "weights": lambda step: step.recompute_weights(
-            step.walk_step("biased").where(step.allowed_mask(change), -np.inf)
+            step.forward_step("biased").keep_or_replace(step.allowed_mask(change), -np.inf)
         )
     }
 
@@ -246,36 +265,40 @@ def _weights_with_causal_offset(steps: int) -> Mapping[str, Step]:
         kept = step.allowed_mask(set_options(is_causal=False))
         offset = kept.shape[-1] - kept.shape[-2] if "past_key" in step.problem.inputs else 0
         distance = np.arange(kept.shape[-1]) - np.arange(kept.shape[-2])[:, np.newaxis] - offset
-        return step.recompute_weights(step.walk_step("biased").where(kept & (distance <= steps), -np.inf))
+        return step.recompute_weights(step.forward_step("biased").keep_or_replace(kept & (distance <= steps), -np.inf))
 
     return {"weights": weights}
 
 
 def _weights_without_bias(step: BackwardPass) -> ApproximateArray:
-    biased = step.walk_step("biased").value
-    return step.recompute_weights(step.walk_step("capped").where(step.allowed_mask() & (biased > -np.inf), -np.inf))
+    biased = step.forward_step("biased").value
+    return step.recompute_weights(
+        step.forward_step("capped").keep_or_replace(step.allowed_mask() & (biased > -np.inf), -np.inf)
+    )
 
 
 def _weights_without_softcap(step: BackwardPass) -> ApproximateArray:
-    bias = step.walk_step("biased") - step.walk_step("capped")
-    return step.recompute_weights((bias + step.walk_step("scores")).where(step.allowed_mask(), -np.inf))
+    bias = step.forward_step("biased") - step.forward_step("capped")
+    return step.recompute_weights((bias + step.forward_step("scores")).keep_or_replace(step.allowed_mask(), -np.inf))
 
 
 def _unnormalised_weights(step: BackwardPass) -> ApproximateArray:
-    logits = step.walk_step("masked")
+    logits = step.forward_step("masked")
     highest = logits.value.max(-1, keepdims=True, initial=-np.inf)
-    return (logits - logits.with_roundings(np.where(np.isfinite(highest), highest, 0.0), np.zeros_like(highest))).exp()
+    return (
+        logits - logits.add_step_roundings(np.where(np.isfinite(highest), highest, 0.0), np.zeros_like(highest))
+    ).exp()
 
 
 def _softcap_slope(change: Callable[[Real, float], Real], of: str) -> Mapping[str, Step]:
     """Replace the slope of the softcap by ``change(scores, softcap)``; ``of`` names the stage of these scores."""
 
     def slope(step: BackwardPass) -> ApproximateArray:
-        scores, cap = step.walk_step(of), float(step.problem.options["softcap"])
+        scores, cap = step.forward_step(of), float(step.problem.options["softcap"])
         value = change(scores.value, cap)
-        steep = 2 * (np.abs(scores.value) + scores.error) / cap**2 + 1 / abs(cap)
-        return scores.with_roundings(
-            value, np.broadcast_to(scores.error, scores.value.shape) * steep, 1, 1 + np.abs(value)
+        steep = 2 * (np.abs(scores.value) + scores.max_error) / cap**2 + 1 / abs(cap)
+        return scores.add_step_roundings(
+            value, np.broadcast_to(scores.max_error, scores.value.shape) * steep, 1, 1 + np.abs(value)
         )
 
     return {"slope": slope}
@@ -285,14 +308,14 @@ def _slope_of_all_scores(step: BackwardPass) -> ApproximateArray:
     """Return the slope of every score, including those that a fill replaced."""
     if softcap_of(step.problem) is not None:
         return _softcap_slope(lambda scores, cap: 1 - (scores / cap) ** 2, "capped")["slope"](step)
-    return step.original_step("slope").mapped(np.zeros_like).with_roundings(np.ones((1, 1)), np.zeros((1, 1)))
+    return step.original_step("slope").map_arrays(np.zeros_like).add_step_roundings(np.ones((1, 1)), np.zeros((1, 1)))
 
 
 def _combine_group_gradients(change: Callable[[ApproximateArray], ApproximateArray], *names: str) -> Mapping[str, Step]:
     """Combine the gradients of a group's query heads (B, Hkv, H / Hkv, ..) in another way."""
 
     def of_name(name: str) -> Step:
-        return lambda step: change(step.split_into_groups(step[f"{name} by head"], name)).mapped(
+        return lambda step: change(step.split_into_groups(step[f"{name} by head"], name)).map_arrays(
             lambda part: part[:, :, 0]
         )
 
@@ -306,11 +329,11 @@ def _sum_tiled_heads(grouped: ApproximateArray) -> ApproximateArray:
         batch, shared, group, *rest = part.shape
         return part.reshape(batch, group, shared, *rest).swapaxes(1, 2)
 
-    return grouped.mapped(tiled).sum(2)
+    return grouped.map_arrays(tiled).sum(2)
 
 
-def _has_groups(step: BackwardPass) -> bool:
-    return bool(step.heads != step.walk.node("key").value.shape[1])
+def _has_grouped_heads(step: BackwardPass) -> bool:
+    return bool(step.query_head_count != step.walk.evaluate("key").value.shape[1])
 
 
 def _divide_step_by(number: Callable[[BackwardPass], float], name: str) -> Step:
@@ -320,19 +343,19 @@ def _divide_step_by(number: Callable[[BackwardPass], float], name: str) -> Step:
 def _first_bias_entry(step: BackwardPass) -> ApproximateArray:
     shape, axes = _bias_shape_and_axes(step, step["logits"])
     first = tuple(slice(1) if axis in axes else slice(None) for axis in range(step["logits"].value.ndim))
-    return step["logits"].mapped(lambda part: part[first].reshape(shape))
+    return step["logits"].map_arrays(lambda part: part[first].reshape(shape))
 
 
 def _bias_gradient_with_swapped_axes(step: BackwardPass) -> ApproximateArray:
     logits = step["logits"]
-    return _bias_gradient(step, logits.mapped(lambda part: part.swapaxes(0, 1)))
+    return _bias_gradient(step, logits.map_arrays(lambda part: part.swapaxes(0, 1)))
 
 
 def _keep_first_batch_entry(name: str) -> Step:
     def change(step: BackwardPass) -> ApproximateArray:
         gradient = step.original_step(name)
         first = np.arange(len(gradient.value)) == 0
-        return gradient.where(first.reshape(-1, *[1] * (gradient.value.ndim - 1)))
+        return gradient.keep_or_replace(first.reshape(-1, *[1] * (gradient.value.ndim - 1)))
 
     return change
 
@@ -341,7 +364,7 @@ def _swap_heads_and_positions(name: str) -> Step:
     def change(step: BackwardPass) -> ApproximateArray:
         gradient = step.original_step(name)
         is_square = gradient.value.shape[1] == gradient.value.shape[2]
-        return gradient.mapped(lambda part: part.swapaxes(1, 2)) if is_square else gradient
+        return gradient.map_arrays(lambda part: part.swapaxes(1, 2)) if is_square else gradient
 
     return change
 
@@ -371,13 +394,14 @@ _STEP_READINGS = (
         for name, says, steps in (("next-key", "j <= i + 1", 1), ("without-own-key", "j < i", -1))
     ),
     _backward_reading("log-sum-exp-of-base-2-on-the-way-back", "the backward pass reads log_sum_exp in base 2",
-             {"weights": lambda step: step.recompute_weights(step.walk_step("masked")),
-              "log_sum_exp": lambda step: step.walk_step("log_sum_exp").multiply_exact(1 / np.log(2))}),
+             {"weights": lambda step: step.recompute_weights(step.forward_step("masked")),
+              "log_sum_exp": lambda step: step.forward_step("log_sum_exp").multiply_exact(1 / np.log(2))}),
     _backward_reading("value-gradient-unnormalised",
              "the gradient of the values is that of weights that are not normalised",
              {"weights of values": _unnormalised_weights}, stage="grad_value"),
     _backward_reading("value-gradient-without-fills", "values whose scores a fill took the place of get no gradient",
-             {"weights of values": lambda step: step["weights"].where(step.allowed_mask())}, "mask_fill", "grad_value"),
+             {"weights of values": lambda step: step["weights"].keep_or_replace(step.allowed_mask())},
+             "mask_fill", "grad_value"),
     _backward_reading("gradient-through-fill", "the gradient goes through a score that a fill took the place of",
              {"logits": lambda step: step["logits behind a fill"], "slope": _slope_of_all_scores}, "mask_fill"),
     *(
@@ -387,14 +411,14 @@ _STEP_READINGS = (
             ("without-mean", "the sum is missing",
              {"mean": lambda step: step.original_step("mean").multiply_exact(0.0)}),
             ("averaged", "the mean over the keys is taken for the sum",
-             {"mean": _divide_step_by(lambda step: step.walk.node("masked").value.shape[-1], "mean")}),
+             {"mean": _divide_step_by(lambda step: step.walk.evaluate("masked").value.shape[-1], "mean")}),
             ("over-queries", "the sum runs over the queries",
-             {"mean": lambda step: (step["weights"] * step.walk_step("grad_weights")).sum(-2)}),
+             {"mean": lambda step: (step["weights"] * step.forward_step("grad_weights")).sum(-2)}),
             ("unweighted", "the mean of dp is taken for the sum", {
-                "mean": lambda step: step.walk_step("grad_weights").sum(-1).multiply_exact(
-                    1 / max(1, step.walk.node("masked").value.shape[-1]))}),
+                "mean": lambda step: step.forward_step("grad_weights").sum(-1).multiply_exact(
+                    1 / max(1, step.walk.evaluate("masked").value.shape[-1]))}),
             ("without-weights", "the factor p is missing", {"logits behind a fill": lambda step: (
-                step.walk_step("grad_weights") - step["mean"]).where(step["weights"].value != 0)}),
+                step.forward_step("grad_weights") - step["mean"]).keep_or_replace(step["weights"].value != 0)}),
         )
     ),
     _backward_reading("gradients-of-query-and-key-zero",
@@ -413,22 +437,22 @@ _STEP_READINGS = (
     *(
         _backward_reading(f"group-gradient-{slug}", f"gradients of keys and values are {says}",
                  _combine_group_gradients(change),
-                 stage="grad_key", applies=_has_groups)
+                 stage="grad_key", applies=_has_grouped_heads)
         for slug, says, change in (
             ("as-if-tiled", "added up over query heads h % Hkv, as if heads were tiled", _sum_tiled_heads),
             ("of-first-head", "those of the first query head of each group",
-             lambda grouped: grouped.mapped(lambda part: part[:, :, :1])),
+             lambda grouped: grouped.map_arrays(lambda part: part[:, :, :1])),
             ("without-last-head", "added up without the last query head of each group",
-             lambda grouped: grouped.mapped(lambda part: part[:, :, :-1]).sum(2)),
+             lambda grouped: grouped.map_arrays(lambda part: part[:, :, :-1]).sum(2)),
             ("averaged", "the mean over the query heads of each group",
              lambda grouped: grouped.sum(2).multiply_exact(1 / grouped.value.shape[2])),
         )
     ),
     _backward_reading("value-gradient-as-if-tiled", "the gradient of the values is added up as if heads were tiled",
-             _combine_group_gradients(_sum_tiled_heads, "value"), stage="grad_value", applies=_has_groups),
+             _combine_group_gradients(_sum_tiled_heads, "value"), stage="grad_value", applies=_has_grouped_heads),
     _backward_reading("gradients-of-first-batch-entry-alone", "gradients are zero beyond the first batch entry",
              {name: _keep_first_batch_entry(name) for name in _OPERANDS},
-             applies=lambda step: len(step.walk.node("query").value) > 1),
+             applies=lambda step: len(step.walk.evaluate("query").value) > 1),
     _backward_reading("gradients-with-heads-and-keys-swapped",
              "heads and positions of the gradients of keys and values are "
              "swapped", {name: _swap_heads_and_positions(name) for name in _OPERANDS[1:]}, stage="grad_key"),
@@ -441,7 +465,7 @@ _STEP_READINGS = (
                              "of bias"), _ALWAYS),
             ("of-first", "that of the first entry of each axis along which it is spread", _first_bias_entry, _ALWAYS),
             ("of-batch-for-heads", "added up over heads for batch entries",
-             _bias_gradient_with_swapped_axes, lambda step: len(set(step.walk.node("query").value.shape[:2])) == 1),
+             _bias_gradient_with_swapped_axes, lambda step: len(set(step.walk.evaluate("query").value.shape[:2])) == 1),
             ("through-softcap", "multiplied by the slope of the softcap",
              lambda step: _bias_gradient(step, step["logits"] * step["slope"]),
              lambda step: softcap_of(step.problem) is not None),
@@ -451,27 +475,29 @@ _STEP_READINGS = (
 
 
 def _multiple_readings(
-    stages: Sequence[str], answer: str, *rows: Number, of: str = "", called: str = "{stage}"
+    stages: Sequence[str], answer: str, *rows: NumberRow, of: str = "", called: str = "{stage}"
 ) -> tuple[Reading, ...]:
     """Return readings in which gradients are multiplied by a number."""
-    gradient_rows = tuple((name, words, if_operation(_GRADIENT_OPERATIONS, number)) for name, words, number in rows)
+    gradient_rows = tuple(
+        (name, words, restrict_to_operations(_GRADIENT_OPERATIONS, number)) for name, words, number in rows
+    )
     return number_readings(
         lambda words: f"the {called} {words}",
         answer,
         gradient_rows,
         multiply_failing_stages(*stages),
-        of=of,
-        stage=stages[0],
+        option_or_input=of,
+        first_stage=stages[0],
     )
 
 
 _MULTIPLE_READINGS = (
     *_multiple_readings(
         ["grad_query", "grad_key"], "gradients times",
-        ("gradients-unscaled", "lacks the scale", lambda problem: 1 / (scale_of(problem) or 1.0)),
-        ("gradients-scaled-twice", "is scaled twice", scale_of),
-        *shape_factors("gradients", "root-of-width", "sqrt(D)", width_power(0.5)),
-        *shape_factors("gradients", "width", "D", width_power(1)),
+        ("gradients-unscaled", "lacks the scale", lambda problem: 1 / (intended_scale(problem) or 1.0)),
+        ("gradients-scaled-twice", "is scaled twice", intended_scale),
+        *factor_and_inverse_rows("gradients", "root-of-width", "sqrt(D)", head_width_power(0.5)),
+        *factor_and_inverse_rows("gradients", "width", "D", head_width_power(1)),
     ),
     *(
         reading
@@ -483,7 +509,7 @@ _MULTIPLE_READINGS = (
     ),
     *_multiple_readings(
         ["grad_bias"], "gradient of the bias times",
-        ("bias-gradient-scaled", "is scaled like that of the scores", scale_of),
+        ("bias-gradient-scaled", "is scaled like that of the scores", intended_scale),
         of="bias", called="gradient of the bias",
     ),
 )  # fmt: skip

@@ -44,7 +44,7 @@ _FINITE_MINUS_INFINITIES = (-5e4, -1e4)
 def _has_output_heads(problem: Problem) -> bool:
     """Return whether the output has heads, and the values are an input that is not quantised."""
     is_plain = has_heads(problem) and "value" in problem.inputs and "value_shift" not in problem.inputs
-    return is_plain and not OPERATIONS[problem.operation].has_gradients
+    return is_plain and not OPERATIONS[problem.operation].computes_gradients
 
 
 def _change_values(problem: Problem, change: Callable[[Any], Any]) -> Problem:
@@ -107,7 +107,7 @@ def _merge_hidden_parts(size: int) -> ProblemChange:
             return None
         plain = canonical_with_empty_rows(problem)
         shape = scores_shape(plain)
-        allowed = Computation.as_given(plain).kept(shape)
+        allowed = Computation.from_problem_without_added_key(plain).flag_unmasked_scores(shape)
         if allowed is None or shape[-1] <= size:
             return None
         allowed = np.broadcast_to(allowed, shape)
@@ -138,7 +138,7 @@ def _append_empty_keys(plain: Problem, allowed: Any, counted: Any) -> Problem:
 _PART_READINGS = tuple(
     Reading(f"hidden-parts-of-{size}-merged",
             f"parts of {size} keys of which a query may attend to none are merged, with a log-sum-exp of 0",
-            _merge_hidden_parts(size), stage="weights")
+            _merge_hidden_parts(size), first_stage="weights")
     for size in (16, 32, 64, 128, 256)
 )  # fmt: skip
 
@@ -193,7 +193,7 @@ def _zero_after_first_slice(axis: int) -> ProblemChange:
             return None
         if axis == _BATCH_AXIS:
             plain = problem.canonical()
-            kept = Computation.as_given(plain).kept(scores_shape(plain))
+            kept = Computation.from_problem_without_added_key(plain).flag_unmasked_scores(scores_shape(plain))
             if kept is not None and not kept[1:].any():  # other readings name the result of rows without a key
                 return None
         return _change_values(problem, lambda value: _set_zeros_at(value, (..., *place)))
@@ -208,21 +208,21 @@ def _replace_zero_key_lengths(problem: Problem) -> Problem | None:
 
 _UNWRITTEN_READINGS = (
     Reading("columns-unwritten", "columns from {first} on are not written: they are 0",
-            when_applicable(_has_output_heads, _zero_last_columns), stage=MEANS[0]),
+            when_applicable(_has_output_heads, _zero_last_columns), first_stage=MEANS[0]),
     Reading("columns-over-the-first", "each tile of {tile} columns is written over the first one, and the others are 0",
-            when_applicable(_has_output_heads, _overwrite_first_columns), stage=MEANS[0]),
+            when_applicable(_has_output_heads, _overwrite_first_columns), first_stage=MEANS[0]),
     Reading("rows-unwritten", "query rows from {first} on are not written: they are 0",
             when_applicable(_has_output_heads, _mask_last_rows)),
     *(
         Reading(f"{slug}-unwritten", f"{says} after the first are not written: they are 0",
-                when_applicable(_has_output_heads, _zero_after_first_slice(axis)), stage=MEANS[0])
+                when_applicable(_has_output_heads, _zero_after_first_slice(axis)), first_stage=MEANS[0])
         for slug, says, axis in (
             ("batch-entries", "batch entries", _BATCH_AXIS), ("heads", "heads of keys and values", -3)
         )
     ),
     Reading("features-unread", "of queries and keys only the first {first} elements are read", when_applicable(
         lambda problem: has_heads(problem) and problem.inputs.keys().isdisjoint({"rotary_cos", "query_norm"}),
-        _zero_last_features), stage=LOGITS[0]),
+        _zero_last_features), first_stage=LOGITS[0]),
     Reading("key-lengths-of-longest", "the largest key length is taken for all",
             change_input("key_lengths", lambda lengths: np.full_like(lengths, lengths.max(initial=0))), "key_lengths"),
     Reading("key-lengths-of-zero-for-all", "a key length of 0 is taken for all keys", _replace_zero_key_lengths,
@@ -273,7 +273,7 @@ def _rotate_single_query(tables: Callable[[Problem, Problem, str], Any]) -> Chan
             return None
         plain = canonical_with_empty_rows(problem)
         others = {f"query_{part}": tables(problem, plain, part) for part in ("cos", "sin")}
-        return ReadingForm(plain.with_inputs(**others), stage="rotated_query")
+        return ReadingForm(plain.with_inputs(**others), first_stage="rotated_query")
 
     return change
 
@@ -302,7 +302,7 @@ def _zero_further_queries(problem: Problem) -> ReadingForm | None:
     query = problem.inputs["query"]
     if query.shape[-2] != 1 or query.ndim != 4 or len(query) < 2 or not has_heads(problem):
         return None
-    return ReadingForm(problem.with_inputs(query=_set_zeros_at(query, (slice(1, None),))), stage="rotated_query")
+    return ReadingForm(problem.with_inputs(query=_set_zeros_at(query, (slice(1, None),))), first_stage="rotated_query")
 
 
 _ROTATION_READINGS = (

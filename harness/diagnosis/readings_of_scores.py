@@ -13,31 +13,28 @@ from attncheck.diagnosis.readings_of_entries import has_heads
 from attncheck.diagnosis.readings_of_vectors import ROTATION_READINGS, VECTOR_READINGS
 from attncheck.judging.alternatives import (
     Change,
-    Number,
+    NumberRow,
     Reading,
     ReadingForm,
-    allowed_keys,
     change_input,
     change_inputs,
     convention_reading,
     describe_default_scale,
+    flag_allowed_keys,
     format_scales,
     has_default_scale,
     has_scale,
     identity_like,
+    intended_scale,
     leave_out_input,
     number_readings,
-    scale_of,
-    scale_widths,
     swap_inputs,
     transpose_input,
+    widths_for_scale,
 )
 from attncheck.reading.lowering import count_queries_and_keys
 from attncheck.reading.problem import Problem
-from attncheck.spec import (
-    OPERATIONS,
-    REQUESTED_BY,
-)
+from attncheck.spec import OPERATIONS, REQUESTERS_OF_STAGE
 
 # Scores, bias and softcap.
 
@@ -46,14 +43,14 @@ def _scale_number(change: Callable[[float, Mapping[str, int]], float | None]) ->
     """Return a scale computed from the right scale and the widths, for problems with a scale."""
 
     def number(problem: Problem) -> float | None:
-        return change(scale_of(problem), scale_widths(problem)) if _is_scaled(problem) else None
+        return change(intended_scale(problem), widths_for_scale(problem)) if _is_scaled(problem) else None
 
     return number
 
 
 def _is_scaled(problem: Problem) -> bool:
     """Return whether the scale affects the scores; without features, all scores are 0."""
-    return has_scale(problem) and all(scale_widths(problem).values())
+    return has_scale(problem) and all(widths_for_scale(problem).values())
 
 
 def _inverse_root_of(name: str) -> Callable[[float, Mapping[str, int]], float | None]:
@@ -61,7 +58,7 @@ def _inverse_root_of(name: str) -> Callable[[float, Mapping[str, int]], float | 
 
 
 def _scale_times_default(problem: Problem) -> float | None:
-    return scale_of(problem) / math.sqrt(scale_widths(problem)["D"])
+    return intended_scale(problem) / math.sqrt(widths_for_scale(problem)["D"])
 
 
 def _if_scale_given(
@@ -76,7 +73,7 @@ def _if_scale_given(
     return number
 
 
-_SCALE_NUMBERS: Sequence[Number] = (
+_SCALE_NUMBERS: Sequence[NumberRow] = (
     ("scale-default", "the default 1/sqrt(D)", _if_scale_given(_scale_number(_inverse_root_of("D")))),
     ("scale-default", "1/sqrt(D)", _if_scale_given(_scale_number(_inverse_root_of("D")), is_set=False)),
     ("scale-times-default", "the given one times 1/sqrt(D)", _if_scale_given(_scale_times_default)),
@@ -108,10 +105,10 @@ _DEFAULT_FORMULAS: Mapping[str, str] = {"": "1", "twice the same factor": "1/D"}
 
 
 def _scale_form(problem: Problem, scale: float, words: str) -> ReadingForm:
-    taken, meant = format_scales(scale, scale_of(problem))
+    taken, meant = format_scales(scale, intended_scale(problem))
     default = words if "sqrt(" in words or words == "1/D" else _DEFAULT_FORMULAS.get(words)
     shared = describe_default_scale(default) if default and has_default_scale(problem) else ""
-    return ReadingForm(problem.with_options(scale=scale), {"taken": taken, "meant": meant}, shared=shared)
+    return ReadingForm(problem.with_options(scale=scale), {"taken": taken, "meant": meant}, common_description=shared)
 
 
 def multiply_bias(problem: Problem, factor: float) -> Problem:
@@ -131,7 +128,7 @@ def _multiply_finite(array: Any, factor: float) -> Any:
         return np.where(np.isfinite(array), np.where(np.isfinite(array), array, 0.0) * factor, array)
 
 
-_BIAS_NUMBERS: Sequence[Number] = (
+_BIAS_NUMBERS: Sequence[NumberRow] = (
     ("bias-scaled", "the bias is added before the scores are scaled", _scale_number(lambda scale, widths: scale)),
     ("bias-unscaled", "the bias is divided by the scale",
      _scale_number(lambda scale, widths: 1 / scale if scale else None)),
@@ -147,11 +144,11 @@ def _softcap_number(change: Callable[[float, Problem], float]) -> Callable[[Prob
     return lambda problem: change(float(problem.options["softcap"]), problem) if has_scale(problem) else None
 
 
-_SOFTCAP_NUMBERS: Sequence[Number] = (
+_SOFTCAP_NUMBERS: Sequence[NumberRow] = (
     (
         "softcap-of-raw-scores",
         "on scores before they are scaled",
-        _softcap_number(lambda cap, problem: cap * scale_of(problem)),
+        _softcap_number(lambda cap, problem: cap * intended_scale(problem)),
     ),
     ("softcap-doubled", "twice as large", _softcap_number(lambda cap, problem: 2 * cap)),
     ("softcap-halved", "half as large", _softcap_number(lambda cap, problem: cap / 2)),
@@ -170,10 +167,10 @@ def _apply_softcap_after(stage: str, is_there: Callable[[Problem], bool]) -> Cha
     """Apply the softcap later; in a second form, the late softcap is returned under the name of the later stage."""
 
     def change(problem: Problem) -> Sequence[ReadingForm]:
-        if OPERATIONS[problem.operation].has_gradients or not is_there(problem):
+        if OPERATIONS[problem.operation].computes_gradients or not is_there(problem):
             return []
         moved = problem.with_options(softcap_follows=stage)
-        return [ReadingForm(moved), ReadingForm(moved, stage=stage, stage_aliases={stage: "capped"})]
+        return [ReadingForm(moved), ReadingForm(moved, first_stage=stage, stage_aliases={stage: "capped"})]
 
     return change
 
@@ -183,12 +180,12 @@ def _apply_softcap_after_row_mask(problem: Problem) -> ReadingForm | None:
 
     Only for gradients: after any other mask, no problem has these gradients.
     """
-    if not OPERATIONS[problem.operation].has_gradients:
+    if not OPERATIONS[problem.operation].computes_gradients:
         return None
-    allowed = allowed_keys(problem)
+    allowed = flag_allowed_keys(problem)
     if allowed is None or not (allowed.any(axis=-1) == allowed.all(axis=-1)).all():
         return None
-    return ReadingForm(problem.with_options(empty_rows="uniform"), stage="weights")
+    return ReadingForm(problem.with_options(empty_rows="uniform"), first_stage="weights")
 
 
 def is_masked(problem: Problem) -> bool:
@@ -199,7 +196,7 @@ def is_masked(problem: Problem) -> bool:
         >>> [is_masked(Problem("attention", {}, inputs)) for inputs in ({"bias": bias}, {"key_lengths": lengths})]
         [False, True]
     """
-    names = REQUESTED_BY["masked"]
+    names = REQUESTERS_OF_STAGE["masked"]
     return bool(names & problem.inputs.keys() or any(problem.options.get(name) for name in names))
 
 
@@ -231,18 +228,18 @@ _SCORE_AND_SOFTCAP_READINGS = (
     convention_reading("softcap-after-masked", _LATE_SOFTCAP_MESSAGE.format("the mask"),
                _apply_softcap_after_row_mask, "softcap"),
     *number_readings(lambda words: f"the softcap is {{taken}}, {words}; the case means {{meant}}", "softcap",
-              _SOFTCAP_NUMBERS, _softcap_forms, lambda problem: float(problem.options["softcap"]), of="softcap",
-              stage="capped"),
+              _SOFTCAP_NUMBERS, _softcap_forms, lambda problem: float(problem.options["softcap"]),
+              option_or_input="softcap", first_stage="capped"),
     Reading("sinks-twice", "the sinks count twice",
             change_input("sinks", lambda sinks: sinks.astype(np.float64) + math.log(2)), "sinks", "weights"),
     Reading("sinks-scaled", "the sinks are scaled as scores are",
             lambda problem: problem.with_inputs(
-                sinks=_multiply_finite(problem.inputs["sinks"], scale_of(problem) if has_scale(problem) else 1.0)
+                sinks=_multiply_finite(problem.inputs["sinks"], intended_scale(problem) if has_scale(problem) else 1.0)
             ), "sinks", "weights"),
     *(
         Reading(f"zero-score-keys-{slug}",
                 f"as if {words} (score 0) were not masked: the weights add up to less than 1",
-                _append_zero_scores(count), stage="weights")
+                _append_zero_scores(count), first_stage="weights")
         for slug, words, count in _ZERO_SCORE_COUNTS
     ),
     Reading("score-weight-ignored", "the weight of the score is ignored",
@@ -251,11 +248,12 @@ _SCORE_AND_SOFTCAP_READINGS = (
     Reading("score-bias-negated", "the bias of the score is subtracted", change_input("score_bias", np.negative),
             "score_bias", "scores"),
     *number_readings(lambda words: f"the {{stage}} is exactly that of scale {{taken}}{words and f', {words},'} "
-              "instead of {meant}", "scale", _SCALE_NUMBERS, _scale_form, scale_of, stage="scores"),
+              "instead of {meant}", "scale", _SCALE_NUMBERS, _scale_form, intended_scale, first_stage="scores"),
     *number_readings(
         str, "bias times", _BIAS_NUMBERS,
         lambda problem, factor, words: [ReadingForm(multiply_bias(problem, factor))]
-        if factor > 0 or np.isfinite(problem.inputs["bias"]).all() else [], of="bias", stage="biased"),
+        if factor > 0 or np.isfinite(problem.inputs["bias"]).all() else [],
+        option_or_input="bias", first_stage="biased"),
     *(
         Reading(f"score-{name.replace('_', '-')}-transposed",
                 f"the {name.replace('_', ' ')} of the score is transposed", transpose_input(name), of, "scores")

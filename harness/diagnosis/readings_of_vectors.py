@@ -16,8 +16,8 @@ import numpy as np
 from attncheck.diagnosis.readings_of_codes import CODE_READINGS
 from attncheck.diagnosis.readings_of_entries import has_heads
 from attncheck.judging.alternatives import (
-    FIRST,
-    NEXT,
+    TAKE_FIRST,
+    TAKE_NEXT,
     Change,
     ProblemChange,
     Reading,
@@ -25,17 +25,17 @@ from attncheck.judging.alternatives import (
     change_input,
     convention_reading,
     identity_like,
+    intended_scale,
     leave_out_input,
-    scale_of,
+    reorder_entries,
     set_options,
     starting_at_stage,
     swap_inputs,
     swap_value,
-    take_along,
     transpose_input,
     when_applicable,
 )
-from attncheck.reading.lowering import query_offset, rotary_table_rows
+from attncheck.reading.lowering import query_offset, select_rotary_table_rows
 from attncheck.reading.problem import Problem
 from attncheck.spec import (
     CODE_INPUTS,
@@ -71,7 +71,9 @@ def _rotate_queries_at(offsets: ProblemChange) -> ProblemChange:
     def change(problem: Problem) -> Problem | None:
         moved = offsets(problem) if {"rotary_cos", "query_offsets"} <= problem.inputs.keys() else None
         return (
-            None if moved is None else canonical_with_empty_rows(problem).with_inputs(**rotary_table_rows(moved.inputs))
+            None
+            if moved is None
+            else canonical_with_empty_rows(problem).with_inputs(**select_rotary_table_rows(moved.inputs))
         )
 
     return change
@@ -171,8 +173,8 @@ def _swap_norm_weights(problem: Problem) -> Problem | None:
 
 
 _NORM_READINGS = tuple(
-    replace(reading, of="query_norm", stage="normalized_key" if reading.name == "norm-of-query-alone" else
-            "normalized_query")
+    replace(reading, option_or_input="query_norm",
+            first_stage="normalized_key" if reading.name == "norm-of-query-alone" else "normalized_query")
     for reading in (
         convention_reading("norm-width", "a norm is taken of {taken}; the case means {meant}",
                    swap_value("norm_over", {"head": "each head", "full": "all heads"})),
@@ -222,20 +224,20 @@ _LATENT_READINGS = (
     Reading("rotated-part-alone", "the part that is not rotated is left out of the scores",
             change_input("key_projection", np.zeros_like), "key_rotary", LOGITS[0]),
     Reading("rotated-part-scaled-twice", "the part that is rotated is scaled twice",
-            lambda call: call.with_inputs(key_rotary=call.inputs["key_rotary"] * scale_of(call.without_layout())),
+            lambda call: call.with_inputs(key_rotary=call.inputs["key_rotary"] * intended_scale(call.without_layout())),
             "key_rotary", LOGITS[0]),
     Reading("rotated-part-one-position-late", "the part that is rotated is that of the position before",
             change_input("key_rotary", lambda part: np.roll(part, 1, axis=-2)), "key_rotary", LOGITS[0]),
     Reading("rotated-query-of-first-head", "the part of the query that is rotated is the first head's for all",
-            take_along(["query_rotary"], -3, FIRST), "query_rotary", LOGITS[0]),
+            reorder_entries(["query_rotary"], -3, TAKE_FIRST), "query_rotary", LOGITS[0]),
     *(
         Reading(f"{name}-projection-{slug}", says.format(name=name), change, f"{name}_projection", stage)
         for name, stage in (("key", LOGITS[0]), ("value", MEANS[0]))
         for slug, says, change in (
             ("of-next-head", "the {name} projection of the next head is taken",
-             take_along([f"{name}_projection"], -3, NEXT)),
+             reorder_entries([f"{name}_projection"], -3, TAKE_NEXT)),
             ("of-first-head", "the {name} projection of the first head is taken for all",
-             take_along([f"{name}_projection"], -3, FIRST)),
+             reorder_entries([f"{name}_projection"], -3, TAKE_FIRST)),
             ("transposed", "the {name} projection is transposed", transpose_input(f"{name}_projection")),
             ("viewed", "the {name} projection is viewed as heads first, without a transposition",
              change_input(f"{name}_projection", lambda weight: weight.swapaxes(0, 1).reshape(weight.shape))),
@@ -361,14 +363,15 @@ _FIRST_STAGES = {"key": LOGITS[0], "value": MEANS[0]}
 
 _HEAD_READINGS = (
     convention_reading("heads-tiled", "query head h takes key and value head h % Hkv (tiled); the case means head "
-               "h // (H / Hkv) (repeated)", _tile_heads, stage="raw_scores"),
+               "h // (H / Hkv) (repeated)", _tile_heads, first_stage="raw_scores"),
     *(
         Reading(f"{read}-read-as-{wrong}", f"the {wrong} is read where the {read} is meant",
-                _read_wrong_input(read, wrong), stage=_FIRST_STAGES[read])
+                _read_wrong_input(read, wrong), first_stage=_FIRST_STAGES[read])
         for read, wrong in (("value", "key"), ("key", "value"))
     ),
     *(
-        Reading(f"{read}-of-next-head", f"the {read} of the next head is read", _read_next_head(read), stage=stage)
+        Reading(f"{read}-of-next-head", f"the {read} of the next head is read", _read_next_head(read),
+                first_stage=stage)
         for read, stage in _FIRST_STAGES.items()
     ),
     *(
@@ -440,33 +443,33 @@ def _change_base_of_first_entry(problem: Problem) -> Problem:
 
 
 _MERGE_READINGS = tuple(
-    replace(reading, of="log_sum_exps")
+    replace(reading, option_or_input="log_sum_exps")
     for reading in (
         *(
             convention_reading(f"lse-base-{taken}",
                        f"log-sum-exps are read as logarithms in base {taken}; the case means base {meant}",
-                       _change_lse_base(taken, meant), stage="weights")
+                       _change_lse_base(taken, meant), first_stage="weights")
             for taken, meant in (("2", "e"), ("e", "2"))
         ),
         Reading("parts-averaged", "the outputs of the parts are averaged, whatever their log-sum-exps",
                 change_input("log_sum_exps", lambda totals: np.where(
-                    np.isneginf(totals), totals, np.zeros((), totals.dtype))), stage="weights"),
+                    np.isneginf(totals), totals, np.zeros((), totals.dtype))), first_stage="weights"),
         *(
             Reading(f"empty-part-at-{name}", f"the log-sum-exp of an empty part is taken for {words}",
-                    _set_lse_of_empty_parts(number), stage="weights")
+                    _set_lse_of_empty_parts(number), first_stage="weights")
             for name, words, number in (("zero", "0", 0.0), ("minus-100", "-100", -100.0))
         ),
         Reading("first-part-in-other-base", "the log-sum-exp of the first part is in the other base",
-                _change_base_of_first_entry, stage="weights"),
+                _change_base_of_first_entry, first_stage="weights"),
         Reading("log-sum-exps-with-heads-and-queries-confused", "log-sum-exps (Lq, H) are read as (H, Lq)",
                 change_input("log_sum_exps", lambda totals: totals.reshape(
-                    *totals.shape[:2], totals.shape[3], totals.shape[2]).swapaxes(2, 3)), stage="weights"),
+                    *totals.shape[:2], totals.shape[3], totals.shape[2]).swapaxes(2, 3)), first_stage="weights"),
         Reading("last-part-lost", "the last part is lost", change_input(
             "log_sum_exps", lambda totals: np.concatenate([totals[:-1], np.full_like(totals[-1:], -np.inf)])
-            if len(totals) > 1 else None), stage="weights"),
+            if len(totals) > 1 else None), first_stage="weights"),
         Reading("parts-reversed", "the outputs of the parts are taken in reverse order",
                 when_applicable(lambda problem: len(problem.inputs["outputs"]) > 1, lambda problem: change_input(
-                    "outputs", lambda outputs: outputs[::-1])(_zero_empty_parts(problem))), stage="output"),
+                    "outputs", lambda outputs: outputs[::-1])(_zero_empty_parts(problem))), first_stage="output"),
     )
 )  # fmt: skip
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from attncheck.attention.errors import Real
 from attncheck.attention.sampling import RowIndices
 from attncheck.attention.walk import approximate_stages
-from attncheck.diagnosis.readings import applicable_readings
-from attncheck.judging.alternatives import AppliedReading, as_delivered
+from attncheck.diagnosis.readings import apply_all_readings
+from attncheck.judging.alternatives import AppliedReading, as_call_with_head_options
 from attncheck.judging.exact_stages import Array, Stages
 from attncheck.judging.stage_bounds import StageReference
 from attncheck.judging.truth import Truth, truth_of_reading
@@ -46,7 +46,7 @@ def fit_scale(residual: Callable[[float], Real], reference: float) -> float | No
         >>> round(fit_scale(lambda scale: np.array([1.0, 2.0]) * (scale - 0.3), reference=1.0), 6)
         0.3
     """
-    grid = scale_grid(reference)
+    grid = make_scale_grid(reference)
     far = np.array([np.abs(residual(scale)).sum() for scale in grid])
     if not np.isfinite(far).any():
         return None
@@ -66,11 +66,11 @@ def fit_scale(residual: Callable[[float], Real], reference: float) -> float | No
     return scale if low < scale < high else None
 
 
-def scale_grid(reference: float) -> list[float]:
+def make_scale_grid(reference: float) -> list[float]:
     """Return the scales of the coarse search in ascending order.
 
     Example:
-        >>> grid = scale_grid(0.5)
+        >>> grid = make_scale_grid(0.5)
         >>> len(grid), grid[0], grid[-1]
         (51, -32.0, 32.0)
     """
@@ -118,21 +118,21 @@ def relative_distance(
     approximation: Approximation,
     returned: Stages,
     stage_aliases: Mapping[str, str] | None = None,
-    most: float = np.inf,
+    limit: float = np.inf,
 ) -> float:
     """Return the largest relative mean difference of the returned stages from a reading.
 
     ``stage_aliases`` maps a stage to the name of the stage to compare it with. Rows without a key do not count. If the
-    distance is larger than ``most``, the result may be any of the differences that are larger.
+    distance is larger than ``limit``, the result may be any of the differences that are larger.
     """
     undefined_rows, far = approximation.undefined_rows, 0.0
-    some_empty = undefined_rows.empty.any()
+    some_empty = undefined_rows.empty_rows.any()
     for stage, array in returned.items():
         expected = approximation.stages.get((stage_aliases or {}).get(stage, stage))
         if expected is None or expected.shape != array.shape:
             return np.inf
-        if far <= most:
-            judged = ~undefined_rows.affected_by_empty(stage, array.shape) if some_empty else ...
+        if far <= limit:
+            judged = ~undefined_rows.flag_affected_by_empty_rows(stage, array.shape) if some_empty else ...
             far = max(far, _mean_difference(array.astype(np.float64)[judged].ravel(), expected[judged].ravel()))
     return far
 
@@ -150,7 +150,7 @@ def fit_number(
     """
     wanted = {stage: array.astype(np.float64) for stage, array in returned.items()}
     grid, is_small = (
-        frozenset(scale_grid(reference)),
+        frozenset(make_scale_grid(reference)),
         sum(array.size for array in wanted.values()) <= _MAX_CACHED_ELEMENTS,
     )
 
@@ -198,38 +198,38 @@ class CaseReadings:
     _distances_from_exact: dict[tuple[AppliedReading, frozenset[str]], float] = field(default_factory=dict)
 
     @cached_property
-    def alternatives(self) -> tuple[AppliedReading, ...]:
+    def applied_readings(self) -> tuple[AppliedReading, ...]:
         """All readings: conventions first, then mistakes and steps."""
-        called, problem = self.truth.judged.called, self.truth.judged.problem
+        called, problem = self.truth.judged_problem.called_problem, self.truth.judged_problem.problem_without_layout
         if called is not problem:  # readings of the call first: the lowered problem has options that no case sets
-            return (*applicable_readings(called, changes_called_operation=True), *applicable_readings(problem))
-        call = as_delivered(problem)
+            return (*apply_all_readings(called, changes_called_operation=True), *apply_all_readings(problem))
+        call = as_call_with_head_options(problem)
         mask = call.inputs.get("mask")
         if mask is None or mask is problem.inputs.get("mask"):
-            return tuple(applicable_readings(problem))
+            return tuple(apply_all_readings(problem))
         # The call has a mask that the case lacks, such as one of queries; the readings of masks apply to it.
-        of_mask = (reading for reading in applicable_readings(call) if reading.name.startswith("mask-"))
-        return (*applicable_readings(problem), *(reading for reading in of_mask if not reading.replacement))
+        of_mask = (reading for reading in apply_all_readings(call) if reading.name.startswith("mask-"))
+        return (*apply_all_readings(problem), *(reading for reading in of_mask if not reading.step_replacement))
 
     @cached_property
-    def of_case(self) -> Approximation:
+    def case_approximation(self) -> Approximation:
         """The case itself in float64."""
-        return approximate(self.truth.judged.problem, self.truth.judged.query_rows)
+        return approximate(self.truth.judged_problem.problem_without_layout, self.truth.judged_problem.judged_rows)
 
     def has_no_distance(self, alternative: AppliedReading) -> bool:
         """Return whether a reading has no distance: it is another step, or has the softcap in another place."""
-        problem = self.truth.judged.problem
+        problem = self.truth.judged_problem.problem_without_layout
         moves_softcap = alternative.problem.options.get("softcap_follows") != problem.options.get("softcap_follows")
-        return alternative.replacement is not None or moves_softcap
+        return alternative.step_replacement is not None or moves_softcap
 
-    def distance(self, alternative: AppliedReading, returned: Stages, most: float = np.inf) -> float:
+    def distance_from_reading(self, alternative: AppliedReading, returned: Stages, most: float = np.inf) -> float:
         """Return the distance of stages from a reading; if it is larger than ``most``, some larger number."""
-        return relative_distance(self.approximation(alternative), returned, alternative.stage_aliases, most)
+        return relative_distance(self.approximate_reading(alternative), returned, alternative.stage_aliases, most)
 
-    def approximation(self, alternative: AppliedReading) -> Approximation:
+    def approximate_reading(self, alternative: AppliedReading) -> Approximation:
         """Return a reading in float64."""
         if alternative not in self._approximations:
-            self._approximations[alternative] = approximate(alternative.problem, self.truth.judged.query_rows)
+            self._approximations[alternative] = approximate(alternative.problem, self.truth.judged_problem.judged_rows)
         return self._approximations[alternative]
 
     def distance_from_exact(self, alternative: AppliedReading, stages: frozenset[str]) -> float:
@@ -237,25 +237,25 @@ class CaseReadings:
         key = alternative, stages
         if key not in self._distances_from_exact:
             exact = {stage: self.truth.exact[stage].high for stage in stages}
-            self._distances_from_exact[key] = self.distance(alternative, exact)
+            self._distances_from_exact[key] = self.distance_from_reading(alternative, exact)
         return self._distances_from_exact[key]
 
     def truth_of(self, alternative: AppliedReading, rounding_model: str, failing: Stages) -> Truth | None:
         """Return the exact answer of a reading; None if it has none."""
-        if alternative.replacement is None:
+        if alternative.step_replacement is None:
             key = alternative, "", frozenset[str]()
         else:
             key = alternative, rounding_model, frozenset(failing)
         if key not in self._truths:
             self._truths[key] = (
                 truth_of_reading(self.truth, alternative.problem)
-                if alternative.replacement is None
-                else alternative.replacement(self.truth, rounding_model, failing)
+                if alternative.step_replacement is None
+                else alternative.step_replacement(self.truth, rounding_model, failing)
             )
         return self._truths[key]
 
 
-def relative_bound(references: Iterable[StageReference]) -> float:
+def largest_relative_bound(references: Iterable[StageReference]) -> float:
     """Return the largest ratio of a stage's mean bound to its mean absolute value."""
     largest = 0.0
     for reference in references:

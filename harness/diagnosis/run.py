@@ -5,16 +5,16 @@ ignored". To test one reading on one case, attncheck computes the exact answer u
 and one case rarely decides: many readings give the same numbers in it. So the failing cases of an implementation
 decide together, and attncheck examines only a few of them:
 
-1. Group the failing cases of an implementation by operation, first failing stage and verdict (``kind``), the largest
-   group first.
+1. Group the failing cases of an implementation by operation, first failing stage and verdict (``failure_kind``), the
+   largest group first.
 2. Examine the simplest case of the group (``diagnosis.examine``): try all readings on it. The result is its
    ``Evidence``: the readings that fit the case, and the names of the readings that it refutes.
 3. Decide with the evidence of all cases of the implementation so far (``diagnosis.decision``). A reading that at least
-   ``MIN_CONFIRMING`` examined cases name is confirmed.
+   ``MIN_CONFIRMING_CASES`` examined cases name is confirmed.
 4. Try a confirmed reading on the remaining cases of the group, in float64 instead of exact arithmetic
    (``FailingCase.explained_by`` in ``diagnosis.wrong_result``). The cases that it explains need no examination.
-5. Continue at step 2 with the next case. Stop after ``MAX_EXAMINED`` cases, or after ``MAX_UNNAMED`` consecutive cases
-   that fit no reading: the remaining cases of the group have no evidence.
+5. Continue at step 2 with the next case. Stop after ``MAX_EXAMINED`` cases, or after ``MAX_UNNAMED_IN_A_ROW``
+   consecutive cases that fit no reading: the remaining cases of the group have no evidence.
 6. When all groups are done, decide again. Then try combinations of several readings on the cases without a name
    (``diagnosis.compositions``).
 7. Use the passing cases: a reading that would change the result of a passing case does not apply there
@@ -38,43 +38,43 @@ from attncheck.common.wording import CONVENTIONS_SEPARATOR, SINGLE_CASE_PREFIX
 from attncheck.diagnosis.case_evidence import Evidence, Match
 from attncheck.diagnosis.decision import (
     MIN_CERTAIN_PAIRS,
-    MIN_RATIO,
+    MIN_EXPLAINED_PER_REFUTED,
     NAME_SEPARATOR,
-    UNNAMED,
+    NO_DIAGNOSIS,
     Decision,
     DiagnosisColumns,
     apply_decision,
-    decide,
-    match_of,
+    decide_diagnoses,
+    make_match,
 )
 from attncheck.diagnosis.failing_evaluations import (
     FailingEvaluation,
     ReturnedLookup,
     evaluation_of,
-    failing_evaluations,
+    find_failing_evaluations,
 )
 from attncheck.diagnosis.float64_in_float32 import decide_by_dtype, is_computed_in_float32
-from attncheck.diagnosis.on_demand import DIAGNOSIS
-from attncheck.judging.remembered import store_key
+from attncheck.diagnosis.on_demand import LAZY_DIAGNOSER
+from attncheck.judging.remembered import make_store_key
 from attncheck.judging.units import Evaluation, Judge
 from attncheck.planning.plan import Plan, Unit
-from attncheck.reading.inputs import problem_from_case
+from attncheck.reading.inputs import make_problem_of_case
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import count_scores
 from attncheck.results.format import CHANGED_BY_DIAGNOSIS, Row
 from attncheck.spec import ACCURACY_PREFIX, EMPTY_ROWS
-from attncheck.spec.verdicts import WRONG_NUMBERS, Verdict
+from attncheck.spec.verdicts import WRONG_NUMBER_VERDICTS, Verdict
 
 if TYPE_CHECKING:
     from attncheck.diagnosis.compositions import ComposedCase
 
-MIN_CONFIRMING = 3
+MIN_CONFIRMING_CASES = 3
 """Number of cases that must name a reading before it is tried on other cases."""
 MAX_EXAMINED = 24
 """Maximum number of examined cases of one operation, stage and verdict."""
-MAX_SCORES = 1 << 17
+MAX_SCORES_TO_EXAMINE = 1 << 17
 """Maximum number of elements of the score matrix of a case on which a confirmed reading is tried."""
-MAX_UNNAMED = 6
+MAX_UNNAMED_IN_A_ROW = 6
 """Maximum number of consecutive cases that fit no reading; the remaining cases then get no name."""
 MIN_NUMBERS_FOR_ACCURACY = 64
 """Number of elements of a stage that is enough to estimate an accuracy; few of the simplest cases have as many."""
@@ -92,16 +92,16 @@ def diagnose_rows(
     plan: Plan,
     judge: Judge,
     returned: ReturnedLookup,
-    ask: ConventionLookup = lambda name: (),
+    look_up_conventions: ConventionLookup = lambda name: (),
     judged: JudgedCases = MappingProxyType({}),
 ) -> list[Row]:
     """Return the rows of a run in their order, with the diagnosis in failing rows.
 
-    If cases of an implementation get no name, ``ask`` measures its conventions. The ``judged`` cases that pass show
-    where a reading does not apply. The order of the rows does not affect the diagnosis.
+    If cases of an implementation get no name, ``look_up_conventions`` measures its conventions. The ``judged`` cases
+    that pass show where a reading does not apply. The order of the rows does not affect the diagnosis.
     """
     order = sorted(range(len(rows)), key=lambda number: _sort_key(rows[number]))
-    diagnosed = _diagnose_sorted([rows[number] for number in order], plan, judge, returned, ask, judged)
+    diagnosed = _diagnose_sorted([rows[number] for number in order], plan, judge, returned, look_up_conventions, judged)
     return [row for _, row in sorted(zip(order, diagnosed, strict=True), key=lambda numbered: numbered[0])]
 
 
@@ -111,15 +111,20 @@ def _sort_key(row: Row) -> tuple[str, ...]:
 
 
 def _diagnose_sorted(
-    rows: Sequence[Row], plan: Plan, judge: Judge, returned: ReturnedLookup, ask: ConventionLookup, judged: JudgedCases
+    rows: Sequence[Row],
+    plan: Plan,
+    judge: Judge,
+    returned: ReturnedLookup,
+    look_up_conventions: ConventionLookup,
+    judged: JudgedCases,
 ) -> list[Row]:
     """Diagnose sorted rows, or take the diagnosis of the same failures from the store."""
-    failing = failing_evaluations(rows, plan, returned)
+    failing = find_failing_evaluations(rows, plan, returned)
     if not failing:
         return list(rows)
 
     def compute() -> list[Row]:
-        searches, decisions = _EvidenceCollector(plan, judge, ask), dict[Evaluation, Decision]()
+        searches, decisions = _EvidenceCollector(plan, judge, look_up_conventions), dict[Evaluation, Decision]()
         evidence = searches.evidence
         in_float32 = frozenset(plan.case(unit).id for unit in plan if unit.dtype == "float32")
         for name in dict.fromkeys(failure.key[0] for failure in failing):
@@ -130,14 +135,16 @@ def _diagnose_sorted(
         failed = {
             (row.implementation, row.case)
             for row in rows
-            if not is_computed_in_float32(evaluation_of(row), decisions.get(evaluation_of(row), UNNAMED))
+            if not is_computed_in_float32(evaluation_of(row), decisions.get(evaluation_of(row), NO_DIAGNOSIS))
         }
         conditions = _ConditionFinder(plan, judge, judged, failed)
         decisions = _drop_rare_accuracies(decisions)
         decisions = conditions.add_conditions({failure.key: failure for failure in failing}, decisions, evidence)
-        unnamed = (key for key in evidence if decisions[key] == UNNAMED)
-        of_one_case = {key: match.description for key in unnamed if (match := decide({"": evidence[key]})[""].match)}
-        diagnosed = [_diagnosed_row(row, decisions.get(evaluation_of(row)), searches.examined) for row in rows]
+        unnamed = (key for key in evidence if decisions[key] == NO_DIAGNOSIS)
+        of_one_case = {
+            key: match.description for key in unnamed if (match := decide_diagnoses({"": evidence[key]})[""].match)
+        }
+        diagnosed = [_add_diagnosis_to_row(row, decisions.get(evaluation_of(row)), searches.examined) for row in rows]
         hinted = [_append_hint(row, of_one_case.get(evaluation_of(row), "")) for row in diagnosed]
         return mark_dependent_numbers(hinted)
 
@@ -149,7 +156,7 @@ def _diagnose_sorted(
         return [[replace(row, seconds=None) for row in rows], digests, inputs, stages, sorted(passed.items())]
 
     diagnosed: list[Row] = judge.store.remembered(
-        lambda: store_key("diagnoses", key()),
+        lambda: make_store_key("diagnoses", key()),
         compute,
         lambda after: json.dumps([[getattr(row, name) for name in CHANGED_BY_DIAGNOSIS] for row in after]).encode(),
         lambda data: _apply_stored_changes(rows, data),
@@ -174,7 +181,7 @@ class _EvidenceCollector:
 
     plan: Plan
     judge: Judge
-    ask: ConventionLookup
+    look_up_conventions: ConventionLookup
     evidence: dict[Evaluation, Evidence] = field(default_factory=dict)
     examined: dict[Evaluation, Mapping[str, Row]] = field(default_factory=dict)
     """The rows by stage, each with the diagnosis of that case only."""
@@ -185,14 +192,14 @@ class _EvidenceCollector:
         """Search failing evaluations of one implementation for readings, and decide their diagnoses."""
         self.searched = {failure.key for failure in failing}
         self._collect(failing)
-        return decide({failure.key: self.evidence[failure.key] for failure in failing})
+        return decide_diagnoses({failure.key: self.evidence[failure.key] for failure in failing})
 
     def _collect(self, failing: Sequence[FailingEvaluation]) -> None:
         """Examine cases of each kind until they confirm a reading, and try it on the other cases."""
         confirmed: dict[str, dict[str, float | None]] = defaultdict(dict)
         kinds: dict[tuple[str, str, str], list[FailingEvaluation]] = defaultdict(list)
         for failure in failing:
-            kinds[failure.kind].append(failure)
+            kinds[failure.failure_kind].append(failure)
         for kind, members in sorted(kinds.items(), key=lambda entry: -len(entry[1])):
             self._examine_kind(members, confirmed[kind[0]])
 
@@ -202,12 +209,14 @@ class _EvidenceCollector:
         examined: list[FailingEvaluation] = []
         unnamed, least = 0, 0
         while remaining and len(examined) < MAX_EXAMINED:
-            last = examined[-MAX_UNNAMED:]
-            if unnamed == MAX_UNNAMED and all(failure.element_count < MIN_NUMBERS_FOR_ACCURACY for failure in last):
+            last = examined[-MAX_UNNAMED_IN_A_ROW:]
+            if unnamed == MAX_UNNAMED_IN_A_ROW and all(
+                failure.element_count < MIN_NUMBERS_FOR_ACCURACY for failure in last
+            ):
                 unnamed, least = 0, MIN_NUMBERS_FOR_ACCURACY
             seen = {failure.case.id for failure in examined}
             candidates = [failure for failure in remaining if failure.element_count >= least]
-            if unnamed == MAX_UNNAMED or not candidates:
+            if unnamed == MAX_UNNAMED_IN_A_ROW or not candidates:
                 break
             failure = next((failure for failure in candidates if failure.case.id not in seen), candidates[0])
             remaining.remove(failure)
@@ -215,7 +224,7 @@ class _EvidenceCollector:
                 continue
             examined.append(failure)
             unnamed = 0 if self.evidence[failure.key].matches else unnamed + 1
-            if readings := self._newly_confirmed(examined, confirmed):
+            if readings := self._find_newly_confirmed(examined, confirmed):
                 confirmed |= readings
                 remaining = self._try_on_cases(remaining, readings)
                 # An examined case may have too few numbers to estimate an accuracy.
@@ -225,9 +234,9 @@ class _EvidenceCollector:
 
     def _examine(self, failure: FailingEvaluation) -> bool:
         """Store the evidence of one case; return False if the returned stages are not known any more."""
-        from attncheck.diagnosis.examine import examine_outcome
+        from attncheck.diagnosis.examine import judge_and_diagnose_outcome
         from attncheck.judging.truth import truth_of_case
-        from attncheck.judging.xfail import blank_row
+        from attncheck.judging.xfail import make_blank_row
 
         if failure.key in self.examined:
             return True
@@ -236,32 +245,32 @@ class _EvidenceCollector:
             return False
         (name, _, dtype), judge = failure.key, self.judge
         truth = truth_of_case(failure.case, self.plan.inputs(failure.unit), returned.stages, judge.store)
-        outcome = examine_outcome(
-            replace(blank_row(failure.case, dtype), implementation=name),
+        outcome = judge_and_diagnose_outcome(
+            replace(make_blank_row(failure.case, dtype), implementation=name),
             failure.case,
-            DIAGNOSIS.truth_under_declared_conventions(truth, judge.declared_conventions(name)),
+            LAZY_DIAGNOSER.truth_under_declared_conventions(truth, judge.declared_conventions_of(name)),
             returned,
-            judge.rounding_model(name, dtype),
-            judge.known_of(failure.case, dtype, name, returned),
+            judge.rounding_model_of(name, dtype),
+            judge.known_empty_rows_of(failure.case, dtype, name, returned),
         )
         self.evidence[failure.key] = outcome.evidence or failure.empty_evidence
         self.examined[failure.key] = {row.stage: row for row in outcome.rows}
         return True
 
-    def _newly_confirmed(
+    def _find_newly_confirmed(
         self, examined: Sequence[FailingEvaluation], confirmed: Mapping[str, object]
     ) -> dict[str, float | None]:
         """Return a reading that enough examined cases name and that is not confirmed yet, with its fitted factor.
 
         The factor is None if the cases have different factors, or none.
         """
-        decisions = decide({key: evidence for key, evidence in self.evidence.items() if key in self.searched})
+        decisions = decide_diagnoses({key: evidence for key, evidence in self.evidence.items() if key in self.searched})
         named: dict[str, dict[str, list[Match]]] = {}
         for failure in examined:
             if match := decisions[failure.key].match:
                 named.setdefault(match.name, {}).setdefault(failure.case.id, []).append(match)
         for name, by_case in named.items():
-            if len(by_case) >= MIN_CONFIRMING and not confirmed.keys() >= set(name.split(NAME_SEPARATOR)):
+            if len(by_case) >= MIN_CONFIRMING_CASES and not confirmed.keys() >= set(name.split(NAME_SEPARATOR)):
                 factors = [match.factor for group in by_case.values() for match in group if match.factor is not None]
                 # The first case has the most precise factor.
                 differ = any(abs(factor - factors[0]) > 0.01 * abs(factors[0]) for factor in factors)
@@ -282,19 +291,19 @@ class _EvidenceCollector:
         if failure.returned is None or not failure.has_all_rows_judged:
             return False
         inputs, dtype = self.plan.inputs(failure.unit), failure.unit.dtype
-        if self._is_large(failure):
+        if self._is_too_large(failure):
             return False
         stages, failing = failure.returned.stages, {row.stage for row in failure.rows}
-        problem = problem_from_case(failure.case, inputs)
-        reading = problem_under_conventions(problem, self.judge.declared_conventions(failure.key[0]))
+        problem = make_problem_of_case(failure.case, inputs)
+        reading = problem_under_conventions(problem, self.judge.declared_conventions_of(failure.key[0]))
         case = FailingCase(
             *(problem if reading is None else reading.problem, dtype),
             {stage: array for stage, array in stages.items() if stage in failing},
-            {stage: array for stage, array in stages.items() if stage in failure.right},
-            self.judge.rounding_model(failure.key[0], dtype),
+            {stage: array for stage, array in stages.items() if stage in failure.right_stages},
+            self.judge.rounding_model_of(failure.key[0], dtype),
         )
         stage = failure.rows[0].stage
-        matches = tuple(match_of(alternative, stage) for alternative in case.explaining_readings(readings))
+        matches = tuple(make_match(alternative, stage) for alternative in case.find_explaining_readings(readings))
         if matches:
             self.evidence[failure.key] = Evidence(matches, frozenset(), stage, failure.case.operation)
         return bool(matches)
@@ -313,9 +322,9 @@ class _EvidenceCollector:
             cases = {
                 failure.key: case
                 for failure in unnamed
-                if failure.key[0] == name and (case := self._composed_case(failure))
+                if failure.key[0] == name and (case := self._make_composed_case(failure))
             }
-            matches = self._composed_matches(name, cases, known.get(name, Counter()))
+            matches = self._find_composed_matches(name, cases, known.get(name, Counter()))
             shared = Counter(match.name for match in matches.values())
             # If only one case shows a composition, its own message stays, which lists all readings that fit.
             composed |= {
@@ -325,19 +334,21 @@ class _EvidenceCollector:
             }
         return composed
 
-    def _composed_matches(
+    def _find_composed_matches(
         self, name: str, cases: Mapping[Evaluation, ComposedCase], counts: Counter[str]
     ) -> dict[Evaluation, Match]:
         """Compose the readings of named cases; for cases still unnamed, add the measured conventions."""
-        from attncheck.diagnosis.compositions import explain_jointly
+        from attncheck.diagnosis.compositions import explain_by_combinations
 
-        matches = explain_jointly(cases, counts)
+        matches = explain_by_combinations(cases, counts)
         unnamed = {key: case for key, case in cases.items() if key not in matches}
         known = counts.keys() | {part for match in matches.values() for part in match.name.split(CONVENTIONS_SEPARATOR)}
-        shown = [reading for reading in (self.ask(name) if unnamed else ()) if reading not in known]
-        return matches | (explain_jointly(unnamed, Counter([*counts.elements(), *known, *shown])) if shown else {})
+        shown = [reading for reading in (self.look_up_conventions(name) if unnamed else ()) if reading not in known]
+        return matches | (
+            explain_by_combinations(unnamed, Counter([*counts.elements(), *known, *shown])) if shown else {}
+        )
 
-    def _composed_case(self, failure: FailingEvaluation) -> ComposedCase | None:
+    def _make_composed_case(self, failure: FailingEvaluation) -> ComposedCase | None:
         """Return a failing case with its exact answer; None if it is large, or its returned stages are not known."""
         from attncheck.diagnosis.compositions import ComposedCase
         from attncheck.diagnosis.declared import truth_under_declared_conventions
@@ -345,22 +356,24 @@ class _EvidenceCollector:
         from attncheck.judging.truth import truth_of_case
 
         name, _, dtype = failure.key
-        if failure.returned is None or not failure.has_all_rows_judged or self._is_large(failure):
+        if failure.returned is None or not failure.has_all_rows_judged or self._is_too_large(failure):
             return None
         stages, failing = failure.returned.stages, {row.stage for row in failure.rows}
         truth = truth_of_case(failure.case, self.plan.inputs(failure.unit), stages, self.judge.store)
-        truth = truth_under_declared_conventions(truth, self.judge.declared_conventions(name)).for_returned(stages)
+        truth = truth_under_declared_conventions(truth, self.judge.declared_conventions_of(name)).for_returned_dtypes(
+            stages
+        )
         if not failing <= truth.exact.keys():
             return None
         failed, right = (
-            {stage: stages[stage] for stage in names & stages.keys()} for names in (failing, failure.right)
+            {stage: stages[stage] for stage in names & stages.keys()} for names in (failing, failure.right_stages)
         )
-        wrong = WrongResult(truth, failed, self.judge.rounding_model(name, dtype), right)
+        wrong = WrongResult(truth, failed, self.judge.rounding_model_of(name, dtype), right)
         return ComposedCase(wrong, failure.rows[0].stage, failure.case.operation)
 
-    def _is_large(self, failure: FailingEvaluation) -> bool:
+    def _is_too_large(self, failure: FailingEvaluation) -> bool:
         arrays = self.plan.inputs(failure.unit).arrays
-        return count_scores(failure.case.operation, failure.case.options, arrays) > MAX_SCORES
+        return count_scores(failure.case.operation, failure.case.options, arrays) > MAX_SCORES_TO_EXAMINE
 
 
 _MAX_PASSING_CASES = 96
@@ -411,21 +424,27 @@ class _ConditionFinder:
         named = Counter((key[0], match.name) for key, decision in decisions.items() if (match := decision.match))
         most = {name: max(count for (of, _), count in named.items() if of == name) for name, _ in named}
         for (name, operation, reading), keys in keys_of_reading.items():
-            from attncheck.diagnosis.conditions import condition_of  # a run without failures does not load it
+            from attncheck.diagnosis.conditions import find_condition  # a run without failures does not load it
 
-            passing = self._refuting_problems(name, operation, reading)
-            explained = {failing[key].case.id: self._declared_problem(name, failing[key].unit) for key in keys}
-            if (condition := condition_of([*explained.values()], passing)) is None:
+            passing = self._find_refuting_problems(name, operation, reading)
+            explained = {
+                failing[key].case.id: self._problem_under_declared_conventions(name, failing[key].unit) for key in keys
+            }
+            if (condition := find_condition([*explained.values()], passing)) is None:
                 continue
-            if not condition.words and len(keys) < MIN_CERTAIN_PAIRS and MIN_RATIO * len(keys) < most.get(name, 0):
-                changed |= dict.fromkeys(keys, UNNAMED)
+            if (
+                not condition.description
+                and len(keys) < MIN_CERTAIN_PAIRS
+                and MIN_EXPLAINED_PER_REFUTED * len(keys) < most.get(name, 0)
+            ):
+                changed |= dict.fromkeys(keys, NO_DIAGNOSIS)
                 continue
             for key in keys:
                 text = condition.insert_into(matches[key].description)
                 changed[key] = Decision(replace(matches[key], description=text, verdict=Verdict.NUMERIC.value))
         return changed
 
-    def _refuting_problems(self, name: str, operation: str, reading: str) -> list[Problem]:
+    def _find_refuting_problems(self, name: str, operation: str, reading: str) -> list[Problem]:
         """Return the problems of passing cases whose result the reading would change."""
         from attncheck.diagnosis.conditions import is_reading_refuted
 
@@ -433,14 +452,14 @@ class _ConditionFinder:
         for unit in self.plan:
             case = self.plan.case(unit)
             is_passing = case.id in self.judged.get(name, ()) and (name, case.id) not in self.failed
-            if is_passing and case.operation == operation and self.judge.rounding_model(name, unit.dtype) != "none":
+            if is_passing and case.operation == operation and self.judge.rounding_model_of(name, unit.dtype) != "none":
                 units.setdefault(case.id, unit)
         refuting, checked = list[Problem](), 0
         for unit in units.values():
             case, arrays = self.plan.case(unit), self.plan.inputs(unit).arrays
             if not 0 < count_scores(case.operation, case.options, arrays) <= _MAX_PASSING_SCORES:
                 continue
-            problem = self._declared_problem(name, unit)
+            problem = self._problem_under_declared_conventions(name, unit)
             refutes = is_reading_refuted(reading, problem)
             refuting += [problem] if refutes else []
             checked += refutes is not None
@@ -448,17 +467,17 @@ class _ConditionFinder:
                 break
         return refuting
 
-    def _declared_problem(self, name: str, unit: Unit) -> Problem:
+    def _problem_under_declared_conventions(self, name: str, unit: Unit) -> Problem:
         """Return the problem of a case under the declared conventions of an implementation."""
         from attncheck.diagnosis.declared import problem_under_conventions
 
-        problem = problem_from_case(self.plan.case(unit), self.plan.inputs(unit))
-        reading = problem_under_conventions(problem, self.judge.declared_conventions(name))
+        problem = make_problem_of_case(self.plan.case(unit), self.plan.inputs(unit))
+        reading = problem_under_conventions(problem, self.judge.declared_conventions_of(name))
         return problem if reading is None else reading.problem
 
 
 def _drop_rare_accuracies(decisions: Mapping[Evaluation, Decision]) -> dict[Evaluation, Decision]:
-    """Drop an accuracy diagnosis of fewer than ``MIN_CONFIRMING`` cases if other failing cases have no diagnosis.
+    """Drop an accuracy diagnosis of fewer than ``MIN_CONFIRMING_CASES`` cases if other failing cases have no diagnosis.
 
     A real accuracy fault shows in many cases.
     """
@@ -466,10 +485,11 @@ def _drop_rare_accuracies(decisions: Mapping[Evaluation, Decision]) -> dict[Eval
     for (name, case, _), decision in decisions.items():
         if _is_accuracy(decision):
             cases[name].add(case)
-    unnamed = {key[0] for key, decision in decisions.items() if decision == UNNAMED}
-    few = {name for name in unnamed if len(cases[name]) < MIN_CONFIRMING}
+    unnamed = {key[0] for key, decision in decisions.items() if decision == NO_DIAGNOSIS}
+    few = {name for name in unnamed if len(cases[name]) < MIN_CONFIRMING_CASES}
     return {
-        key: UNNAMED if key[0] in few and _is_accuracy(decision) else decision for key, decision in decisions.items()
+        key: NO_DIAGNOSIS if key[0] in few and _is_accuracy(decision) else decision
+        for key, decision in decisions.items()
     }
 
 
@@ -477,9 +497,9 @@ def _is_accuracy(decision: Decision) -> bool:
     return decision.match is not None and decision.match.name.startswith(ACCURACY_PREFIX)
 
 
-def _diagnosed_row(row: Row, decision: Decision | None, examined: Mapping[Evaluation, Mapping[str, Row]]) -> Row:
+def _add_diagnosis_to_row(row: Row, decision: Decision | None, examined: Mapping[Evaluation, Mapping[str, Row]]) -> Row:
     """Return the row of a stage with its diagnosis; ``mark_dependent_numbers`` handles the rows of numbers."""
-    is_open = row.comparison == "stage" and not row.xfail and row.verdict in (*WRONG_NUMBERS, Verdict.SEMANTIC)
+    is_open = row.comparison == "stage" and not row.xfail and row.verdict in (*WRONG_NUMBER_VERDICTS, Verdict.SEMANTIC)
     if decision is None or not is_open:
         return row
     changed = apply_decision(decision, DiagnosisColumns(row.verdict, row.message, row.begins_at or ""))
@@ -498,7 +518,7 @@ def _diagnosed_row(row: Row, decision: Decision | None, examined: Mapping[Evalua
 
 def _append_hint(row: Row, hint: str) -> Row:
     """Append the diagnosis of one case to the message of an unnamed row, so that `check` reports it like `explain`."""
-    is_wrong = row.verdict in WRONG_NUMBERS and row.comparison == "stage" and not row.xfail
+    is_wrong = row.verdict in WRONG_NUMBER_VERDICTS and row.comparison == "stage" and not row.xfail
     return replace(row, message=f"{row.message}{SINGLE_CASE_PREFIX}{hint}") if hint and is_wrong else row
 
 
@@ -512,7 +532,12 @@ def mark_dependent_numbers(rows: Sequence[Row]) -> list[Row]:
 
     def marked(row: Row) -> Row:
         reason = reasons.get(evaluation_of(row))
-        if reason is None or row.comparison in ("stage", "pair") or row.verdict not in WRONG_NUMBERS or row.xfail:
+        if (
+            reason is None
+            or row.comparison in ("stage", "pair")
+            or row.verdict not in WRONG_NUMBER_VERDICTS
+            or row.xfail
+        ):
             return row
         message = f"{row.message}; {reason.message}"
         return replace(row, verdict=Verdict.SEMANTIC, message=message, diagnosis=reason.diagnosis)

@@ -31,7 +31,7 @@ from attncheck.common.processors import processor_flags
 from attncheck.common.wording import MIN_SIMILARITY, join_words, suggest_names
 from attncheck.execution.operations import Parameters
 from attncheck.execution.user_code import Target, advice_on_framework
-from attncheck.spec import DECLARABLE
+from attncheck.spec import DECLARABLE_CONVENTIONS
 
 ALL_MODES = "all"
 
@@ -102,9 +102,9 @@ class Implementation:
 
     @property
     def declared_readings(self) -> Mapping[str, str]:
-        """Return the conventions that it declares, of ``spec.DECLARABLE``, in the order in which they are applied."""
+        """Return the conventions that it declares, of ``DECLARABLE_CONVENTIONS``, in the order of application."""
         conventions = self.declared.conventions
-        return {name: conventions[name].value for name in DECLARABLE if name in conventions}
+        return {name: conventions[name].value for name in DECLARABLE_CONVENTIONS if name in conventions}
 
     @property
     def package(self) -> str:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends.contract import Backend, Stages, UnsupportedError
 from attncheck.reading.problem import Problem
-from attncheck.reading.shapes import repeated_axes
+from attncheck.reading.shapes import find_repeated_axes
 from attncheck.spec import CONVENTIONS, OPERATIONS, OPTIONS, score_spec
 
 
@@ -100,10 +100,10 @@ def function_and_keywords(operation: str, options: Mapping[str, Any]) -> tuple[s
     # A file may say 1 where a number with a point is meant: kernels are given what their users give.
     keywords = {name: float(options[name]) if kind is float else options[name] for name, kind in kinds.items()}
     assert operation in OPERATIONS, f"an operation that no backend has: {operation}"
-    if not OPERATIONS[operation].has_score_kinds:
-        return OPERATIONS[operation].function, keywords
+    if not OPERATIONS[operation].has_score_option:
+        return OPERATIONS[operation].function_name, keywords
     score = score_spec(options)
-    return score.function, keywords if score.scale is None else {"scale": score.scale, **keywords}
+    return score.function_name, keywords if score.fixed_scale is None else {"scale": score.fixed_scale, **keywords}
 
 
 Array = NDArray[Any]
@@ -145,7 +145,7 @@ def _wider(array: Array, width: int) -> Array:
 
 
 def _broadcast(array: Array) -> Array:
-    repeated = repeated_axes(array)
+    repeated = find_repeated_axes(array)
     first = array[tuple(slice(1) if axis in repeated else slice(None) for axis in range(array.ndim))]
     return np.broadcast_to(np.ascontiguousarray(first), array.shape)
 
@@ -273,7 +273,7 @@ def find_overwritten_results(
     is found does not depend on the other cases that a process is asked for. A function that returns its input, or a
     view of it, returns memory that is the caller's.
     """
-    specs = problem.specs
+    specs = problem.input_specs
     halves = {
         name: (array / 2).astype(array.dtype) if specs[name].is_number and not specs[name].is_narrow else array.copy()
         for name, array in problem.inputs.items()

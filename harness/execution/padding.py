@@ -32,10 +32,10 @@ from attncheck.execution.requirements import InexactError, Requirements, attends
 from attncheck.execution.signatures import INPUTS
 from attncheck.execution.worker import Failure, Outcome, unsupported_failure
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import ArrayWithRadius, convert_inputs, problem_from_case
+from attncheck.reading.inputs import ArrayWithRadius, convert_inputs, make_problem_of_case
 from attncheck.reading.lowering import unpacked_shapes
 from attncheck.reading.problem import Problem
-from attncheck.reading.shapes import bind_axes, input_of_optional_gradients, stage_axes, stage_shapes
+from attncheck.reading.shapes import find_axis_lengths, find_stage_axes, input_of_optional_gradients, stage_shapes
 from attncheck.spec import (
     DEFAULT_SCORE,
     GRADIENTS,
@@ -95,7 +95,7 @@ def pad_call(implementation: Implementation, problem: Problem) -> PaddedCall | F
     Returns:
         The padded call; None if it meets the requirements already; a ``Failure`` if no padding is exact.
     """
-    if OPERATIONS[problem.operation].is_folded and not implementation.has(
+    if OPERATIONS[problem.operation].may_run_as_lowered and not implementation.has(
         function_and_keywords(problem.operation, problem.options)[0]
     ):
         return _pad_call_with_mask(implementation, problem)
@@ -104,11 +104,11 @@ def pad_call(implementation: Implementation, problem: Problem) -> PaddedCall | F
     if not declared or "query" not in problem.inputs:  # scores that are given have neither a width nor a scale
         return None
     requirements = Requirements.of(declared)
-    specs = problem.specs
+    specs = problem.input_specs
     blocks = {name for name in problem.inputs if specs[name].is_per_block}
     input_shapes = {name: array.shape for name, array in problem.inputs.items() if name not in blocks}
     shapes = unpacked_shapes(problem.options, input_shapes)
-    lengths = bind_axes(specs, shapes, problem.options.get("heads"), problem.options.get("kv_heads"))
+    lengths = find_axis_lengths(specs, shapes, problem.options.get("heads"), problem.options.get("kv_heads"))
     # The position of a sequence's first query, the largest of a batch.
     start = int(problem.inputs.get("query_offsets", np.zeros(1)).max(initial=lengths.get("P", 0)))
     try:
@@ -194,16 +194,16 @@ def _pad_to_lengths(
     problem: Problem, lengths: AxisLengths, longer: AxisLengths, accepted: frozenset[str]
 ) -> PaddedCall:
     require_exact_padding(problem, longer)
-    specs = problem.specs
+    specs = problem.input_specs
     inputs = {
-        name: _pad_array(array, specs[name].axes, lengths, longer, name, is_broadcast=specs[name].broadcast)
+        name: _pad_array(array, specs[name].axes, lengths, longer, name, is_broadcast=specs[name].is_broadcastable)
         for name, array in problem.inputs.items()
     }
     options = {**problem.options, **_scale_of_unpadded_width(problem, lengths, longer, accepted)}
     asked = _mask_added_keys(replace(problem, options=options, inputs=inputs), lengths, longer, accepted)
     require_exact_padding(problem, longer, asked)
     padded = {**lengths, **longer}
-    axes, shapes = stage_axes(problem.operation, lengths), stage_shapes(problem.operation, padded)
+    axes, shapes = find_stage_axes(problem.operation, lengths), stage_shapes(problem.operation, padded)
     for stage, name in input_of_optional_gradients(problem.operation).items():
         if name in inputs:
             axes[stage], shapes[stage] = specs[name].axes, inputs[name].shape
@@ -228,7 +228,7 @@ def _mask_added_keys(problem: Problem, lengths: AxisLengths, longer: AxisLengths
     """Mask the keys that were added, if any query of the case may attend to them."""
     if (
         "T" not in longer
-        or OPERATIONS[problem.operation].has_score_kinds
+        or OPERATIONS[problem.operation].has_score_option
         or not attends_to_added_keys(problem, lengths)
     ):
         return problem
@@ -304,7 +304,7 @@ def unsupported_reason(
 ) -> Failure | None:
     """Return the same of a problem whose ``call`` is known without its numbers."""
     entry = implementation.entry
-    if not isinstance(entry, UserImplementation) or OPERATIONS[problem.operation].is_folded:
+    if not isinstance(entry, UserImplementation) or OPERATIONS[problem.operation].may_run_as_lowered:
         return None
     name, keywords = function_and_keywords(problem.operation, problem.options)
     parameters = entry.parameters.get(name)
@@ -328,4 +328,4 @@ def _call_without_numbers(case: Case, dtype: str) -> Problem:
     """Return the call of a case with all inputs zero."""
     zeros = {name: np.zeros(shape) for name, shape in case.input_shapes.items()}
     inputs = convert_inputs(case, {name: ArrayWithRadius(array, array) for name, array in zeros.items()}, dtype)
-    return problem_from_case(case, inputs).as_call()
+    return make_problem_of_case(case, inputs).as_call()

@@ -138,13 +138,13 @@ def require_exact_padding(problem: Problem, longer: Mapping[str, int], padded: P
     Without ``padded``, the numbers of the inputs are checked; with it, the keys that added queries may attend to.
     """
     operation = OPERATIONS[problem.operation]
-    if operation.has_score_kinds:  # scores of the padding are dropped, and no other score depends on them
+    if operation.has_score_option:  # scores of the padding are dropped, and no other score depends on them
         return
     if padded is None:
         _require_finite_inputs(problem, longer)
         if "T" in longer:
             _require_keys_in_every_row(problem)
-    elif "Lq" in longer and operation.has_gradients:
+    elif "Lq" in longer and operation.computes_gradients:
         queries = problem.inputs["query"].shape[-2]
         for rows, allowed, _ in _masks_by_rows(padded):
             # A kernel may return NaN for a query without a key, and the NaN would reach every gradient.
@@ -162,7 +162,7 @@ def attends_to_added_keys(padded: Problem, lengths: Mapping[str, int]) -> bool:
 def _require_finite_inputs(problem: Problem, longer: Mapping[str, int]) -> None:
     """Refuse 0 * inf: NaN or infinity in the inputs that added zeros are multiplied by."""
     operation = OPERATIONS[problem.operation]
-    grows_queries = "Lq" in longer and operation.has_gradients
+    grows_queries = "Lq" in longer and operation.computes_gradients
     names = {*PROJECTIONS} if operation.has_projections else set()  # a column of zeros of a projection meets its inputs
     names |= ({"query", "grad_output"} if "T" in longer else set()) | ({"key", "value"} if grows_queries else set())
     for name in sorted(names & problem.inputs.keys()):
@@ -207,7 +207,7 @@ def _score_bound(problem: Problem) -> float:
     past = problem.inputs.get("past_key", key[..., :0, :]).astype(np.float64)
     longest = max(_max_norm(key), _max_norm(past))
     width = query.shape[-1] // int(problem.options["heads"]) if "heads" in problem.options else query.shape[-1]
-    largest = float(np.max(np.abs(problem.scale(lambda: width)), initial=0.0)) * _max_norm(query) * longest
+    largest = float(np.max(np.abs(problem.score_scale(lambda: width)), initial=0.0)) * _max_norm(query) * longest
     softcap = problem.options.get("softcap")
     return largest if softcap is None else min(largest, abs(float(softcap)))
 

@@ -57,7 +57,7 @@ def _adapter_instruction(target: Target, name: str) -> str:
 
 
 _SPECS: tuple[ScoreSpec | Operation, ...] = (*SCORE_SPECS.values(), *OPERATIONS.values())
-FUNCTIONS = tuple(dict.fromkeys(spec.function for spec in _SPECS))
+FUNCTIONS = tuple(dict.fromkeys(spec.function_name for spec in _SPECS))
 """Every function of the contract that computes something."""
 _CONTRACT: Mapping[str, inspect.Signature] = {name: inspect.signature(getattr(Backend, name)) for name in FUNCTIONS}
 INPUTS: Mapping[str, tuple[str, ...]] = {name: inputs_of(name) for name in FUNCTIONS}

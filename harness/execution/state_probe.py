@@ -138,15 +138,17 @@ def changed_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
             yield name, problem.with_options(**{name: wider})
         elif name in OPTIONS and OPTIONS[name].type is float:
             yield name, problem.with_options(**{name: 1.5 * value})
-    for name, spec in problem.specs.items():
-        if name not in problem.inputs or not (spec.broadcast or spec.of_head or name in _COUNTS_PER_BATCH_ENTRY):
+    for name, spec in problem.input_specs.items():
+        if name not in problem.inputs or not (
+            spec.is_broadcastable or spec.name_per_head or name in _COUNTS_PER_BATCH_ENTRY
+        ):
             continue
-        array, change = problem.inputs[name], spec.called or name
-        if spec.whole:
+        array, change = problem.inputs[name], spec.plain_name or name
+        if spec.is_count:
             yield change, _with_contiguous_input(problem, name, np.where(array > 1, array - 1, array))
             continue
         yield change, _with_contiguous_input(problem, name, np.roll(array, 1, axis=-1))
-        if spec.broadcast and array.ndim == len(spec.axes) and array.shape[0] > 1:
+        if spec.is_broadcastable and array.ndim == len(spec.axes) and array.shape[0] > 1:
             yield f"{change}'s batch axis", _with_contiguous_input(problem, name, array[:1])
 
 
@@ -163,7 +165,7 @@ def _reference_answer(problem: Problem) -> Array:
     """Return the answer of the NumPy backend in float64; an empty array if it does not support the call."""
     from attncheck.backends import numpy_backend
 
-    specs = problem.specs
+    specs = problem.input_specs
     inputs = {
         name: array.astype(np.float64) if specs[name].is_number and not specs[name].is_narrow else array
         for name, array in problem.inputs.items()

@@ -21,7 +21,7 @@ from attncheck.execution.user_code import declaration_code
 from attncheck.execution.worker import Computed, Failure
 from attncheck.execution.workers import WorkerPool
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import make_inputs, problem_from_case
+from attncheck.reading.inputs import make_inputs, make_problem_of_case
 from attncheck.reading.problem import Problem
 
 RequiredShapes = Mapping[str, int | str]
@@ -139,7 +139,7 @@ class _RequirementsTrial:
         if monotonic() > self._deadline:
             raise _TooSlowError
         if case.id not in self._problems:
-            self._problems[case.id] = problem_from_case(case, make_inputs(case, self._dtype)).as_call()
+            self._problems[case.id] = make_problem_of_case(case, make_inputs(case, self._dtype)).as_call()
         problem, description = self._problems[case.id], ""
         if requires:
             requirements = {parameter: dict(requires) for parameter in self._entry.parameters}

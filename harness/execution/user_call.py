@@ -66,7 +66,7 @@ from attncheck.execution.user_code import (
 from attncheck.execution.worker import AdvisedError
 from attncheck.spec import (
     CLAIMS,
-    DECLARABLE,
+    DECLARABLE_CONVENTIONS,
     DTYPES,
     EMPTY_ROWS,
     OPERATIONS,
@@ -74,10 +74,10 @@ from attncheck.spec import (
     ROUNDING_MODELS,
     result_stages,
 )
-from attncheck.spec.classes import PRESETS, checked_class_name, is_composed
-from attncheck.spec.options import SIXTEEN_BITS
+from attncheck.spec.classes import ROUNDING_PRESETS, is_composed_class, validate_class_name
+from attncheck.spec.options import SIXTEEN_BIT_DTYPES
 
-_OPERATION_OF_FUNCTION = {spec.function: name for name, spec in OPERATIONS.items() if not spec.has_score_kinds}
+_OPERATION_OF_FUNCTION = {spec.function_name: name for name, spec in OPERATIONS.items() if not spec.has_score_option}
 """The operations that are no scoring functions."""
 _SHAPE_WORDS = re.compile(
     r"multiple of|divisible|power of (?:2|two)|head.?(?:dim|size)|shape\[.*% ?[0-9]", re.IGNORECASE
@@ -444,7 +444,7 @@ def read_target_declarations(target: Any, name: str, signature: str = "") -> dic
 _NAMES_IN_TABLE: Mapping[str, Sequence[str]] = {
     "capabilities": CAPABILITIES,
     "classes": DTYPES,
-    "conventions": ("empty_rows", *DECLARABLE),
+    "conventions": ("empty_rows", *DECLARABLE_CONVENTIONS),
     "properties": tuple(PROPERTIES),
     "requires": tuple(field.name for field in fields(Requirements)),
 }
@@ -476,7 +476,7 @@ def _check_capability_declarations(declared: Any) -> dict[str, Any]:
 
 def _check_conventions(declared: Any) -> dict[str, str]:
     """Check the declared conventions: known names, each with one of its values."""
-    known: dict[str, Any] = {"empty_rows": EMPTY_ROWS, **DECLARABLE}
+    known: dict[str, Any] = {"empty_rows": EMPTY_ROWS, **DECLARABLE_CONVENTIONS}
     conventions = _check_table("conventions", declared, 'values by name, such as {"empty_rows": "nan"}', "convention ")
     for name, value in conventions.items():
         if value not in known[name]:
@@ -516,11 +516,11 @@ def _check_rounding_models(declared: Any) -> dict[str, str]:
     models = _check_table("classes", declared, 'rounding models by dtype, as {"float16": "fused"}', "dtype ")
     for dtype, model in models.items():
         known = [name for name, dtypes in ROUNDING_MODELS.items() if dtype in dtypes]
-        if isinstance(model, str) and not is_composed(model) and model not in known:
-            names = known if dtype not in SIXTEEN_BITS else [*known, *PRESETS]
+        if isinstance(model, str) and not is_composed_class(model) and model not in known:
+            names = known if dtype not in SIXTEEN_BIT_DTYPES else [*known, *ROUNDING_PRESETS]
             raise LoadError(f"classes: {dtype} has no class {model!r}; expected {', '.join(names)}")
         try:
-            models[dtype] = checked_class_name(model, dtype)
+            models[dtype] = validate_class_name(model, dtype)
         except ValueError as error:
             raise LoadError(f"classes: {dtype}: {error}") from None
     return models

@@ -49,7 +49,7 @@ class ResultRecorder:
         Arrays are written first: once the rows are on disk, a resumed run does not repeat the unit.
         """
         self.writer.add_arrays(result.arrays)
-        rows = self.expected_failures.mark(result.rows)
+        rows = self.expected_failures.mark_expected_rows(result.rows)
         self.add_rows(rows)
         for name, returned in result.undiagnosed.items():
             if any(row.implementation == name and is_undiagnosed(row) for row in rows):
@@ -58,7 +58,7 @@ class ResultRecorder:
 
     def restore(self, rows: Sequence[Row]) -> None:
         """Continue from rows that an earlier part of the run has written."""
-        self.expected_failures.remember(rows)
+        self.expected_failures.record_marked_rows(rows)
         self._count_rows(rows)
 
     def add_rows(self, rows: Iterable[Row]) -> None:

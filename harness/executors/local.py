@@ -91,7 +91,7 @@ class JudgingProcesses:
         ``case`` is the index of its case, ``remembered`` the entry of the store, if the caller has looked it up.
         """
         question = dtype, inputs, outcomes, remembered
-        judged_otherwise = lambda: (self._judge.judge(self._cases[case], *question), Counter[str]())  # noqa: E731
+        judged_otherwise = lambda: (self._judge.judge_unit(self._cases[case], *question), Counter[str]())  # noqa: E731
         return self._processes.submit(_judge_unit, case, *question, otherwise=judged_otherwise)
 
     @property
@@ -122,7 +122,7 @@ def _judge_unit(
     counts = _judge.store.counts
     counts.clear()
     ARITHMETIC_COUNTS.clear()
-    return _judge.judge(_cases[case], dtype, inputs, outcomes, remembered), counts + ARITHMETIC_COUNTS
+    return _judge.judge_unit(_cases[case], dtype, inputs, outcomes, remembered), counts + ARITHMETIC_COUNTS
 
 
 WINDOW_UNITS = 4096
@@ -363,7 +363,7 @@ class _JudgingQueue:
         with self._times.of("drawing inputs"):
             question = case, unit.dtype, self._plan.inputs(unit), outcomes
         with self._times.of("looking up"):
-            remembered = self._judge.remembered(*question)
+            remembered = self._judge.look_up_stored_unit(*question)
         if remembered is not None and remembered.result is not None:
             self._write_result(remembered.result)
             return
@@ -389,7 +389,7 @@ class _JudgingQueue:
         self, question: tuple[Case, str, RoundedInputs, Mapping[str, Outcome]], remembered: StoredUnit | None
     ) -> None:
         with self._times.of("judging"):
-            result = self._judge.judge(*question, remembered)
+            result = self._judge.judge_unit(*question, remembered)
         self._write_result(result)
 
     def _should_judge_here(self, remembered: StoredUnit | None) -> bool:

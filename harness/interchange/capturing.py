@@ -34,13 +34,15 @@ Layout = Literal["heads_first", "length_first"]
 
 _INPUT_SPECS = input_specs("attention", None)
 _REQUIRED_INPUTS = tuple(name for name, spec in _INPUT_SPECS.items() if spec.required)
-_PER_HEAD_INPUTS = frozenset(name for name, spec in _INPUT_SPECS.items() if len(spec.axes) == 4 and not spec.broadcast)
+_PER_HEAD_INPUTS = frozenset(
+    name for name, spec in _INPUT_SPECS.items() if len(spec.axes) == 4 and not spec.is_broadcastable
+)
 _INPUT_SYNONYMS: Mapping[str, str] = {
     **{name: name for name in _INPUT_SPECS},
     **{
         synonym: name
         for name, spec in _INPUT_SPECS.items()
-        if spec.required or spec.called
+        if spec.required or spec.plain_name
         for synonym in spec.synonyms
     },
 }
@@ -48,7 +50,7 @@ _INPUT_SYNONYMS: Mapping[str, str] = {
 _OPTION_SYNONYMS: Mapping[str, str] = {
     synonym: name
     for name, spec in ((name, OPTIONS[name]) for name in sorted(OPERATIONS["attention"].options))
-    if spec.called or name == "scale"
+    if spec.plain_name or name == "scale"
     for synonym in (name, *spec.synonyms)
 }
 _IGNORED_ARGUMENTS = frozenset({"enable_gqa", "training", "implementation", "dropout_p", "dropout"})

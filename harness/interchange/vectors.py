@@ -38,7 +38,7 @@ from attncheck.judging.stage_bounds import StageReference
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.planning.plan import Plan
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import problem_from_case
+from attncheck.reading.inputs import make_problem_of_case
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
 from attncheck.reading.selection import CaseSelection
@@ -159,7 +159,7 @@ def export_vectors(
     with VectorsWriter.open(folder) as writer:
         for unit in plan:
             case, inputs = plan.case(unit), plan.inputs(unit)
-            problem = problem_from_case(case, inputs).as_call()
+            problem = make_problem_of_case(case, inputs).as_call()
             stages = result_stages(problem.operation, problem.options, problem.inputs)
             truth = truth_of_case(case, inputs, stages, store)
             if reason := missing_vectors_reason(truth, stages):
@@ -205,9 +205,9 @@ def _input_entry(root: str, place: str, array: Array, arrays: dict[str, Array]) 
 
 def missing_vectors_reason(truth: Truth, stages: Sequence[str]) -> str:
     """Return why a case has no vectors; empty if it has them."""
-    if truth.outside:
+    if truth.no_answer_reason:
         return "without an exact answer"
-    if truth.judged.query_rows is not None:
+    if truth.judged_problem.judged_rows is not None:
         return "so large that some rows stand for all"
     return "" if stages and all(stage in truth.exact for stage in stages) else "without an exact answer"
 
@@ -218,10 +218,10 @@ def _stage_entry(
     """Return a stage's entry in a line; add high and low of its exact value, and a bound for each model."""
     exact = truth.exact[stage]
     arrays |= {f"{place}/exact": exact.high, f"{place}/low": exact.low}
-    arrays |= {f"{place}/bounds/{model}": largest_errors(truth.reference(stage, model)) for model in models}
+    arrays |= {f"{place}/bounds/{model}": largest_errors(truth.stage_reference(stage, model)) for model in models}
     return {
         "name": stage,
-        "dtype": truth.bounds.dtype_of(stage),
+        "dtype": truth.bounds.stage_dtype(stage),
         "shape": list(exact.shape),
         "exact": ArrayName(f"{place}/exact"),
         "low": ArrayName(f"{place}/low"),
@@ -231,9 +231,9 @@ def _stage_entry(
 
 def largest_errors(reference: StageReference) -> NDArray[np.float64]:
     """Return the largest error of each element: 0 if it has to be equal, infinite without an exact answer."""
-    measured, radius = reference.measured, reference.exact.radius
+    measured, radius = reference.measured_elements, reference.exact.radius
     most = np.where(measured, reference.bound.max_error, np.inf) + np.where(measured, radius, 0.0)
-    return np.where(reference.prescribed, 0.0, most)
+    return np.where(reference.nonfinite_exact_elements, 0.0, most)
 
 
 def export_lines(exported: ExportedVectors) -> Iterator[str]:

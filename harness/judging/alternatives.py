@@ -29,16 +29,16 @@ such step."""
 
 @dataclass(frozen=True, eq=False)
 class ReadingForm:
-    """A problem under a reading, the ``words`` that complete the reading's text, and other facts about this case."""
+    """A problem under a reading, the ``text_values`` for the reading's text, and other facts about this case."""
 
     problem: Problem
-    words: Mapping[str, object] = field(default_factory=dict)
-    stage: str = ""
+    text_values: Mapping[str, object] = field(default_factory=dict)
+    first_stage: str = ""
     stage_aliases: Mapping[str, str] = field(default_factory=dict)
-    replacement: StepReplacement | None = None
-    answer: str = ""
-    unsure: str = ""
-    shared: str = ""
+    step_replacement: StepReplacement | None = None
+    result_key: str = ""
+    ambiguous_description: str = ""
+    common_description: str = ""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -46,34 +46,35 @@ class AppliedReading(ReadingForm):
     """One case under another reading.
 
     ``description`` says what the implementation does and what the case means; ``{stage}`` is the stage that shows it.
-    ``stage`` is the first stage at which the reading differs from the case, ``problem`` the problem under the reading.
-    ``option`` is the convention and value that an implementation may declare. ``stage_aliases`` names the stages to
-    compare with if the problem under the reading lacks a stage. ``replacement`` makes the stages if no problem has
-    them, because the reading replaces a step, such as by a softmax over queries.
+    ``first_stage`` is the first stage at which the reading differs from the case, ``problem`` the problem under the
+    reading. ``declarable_convention`` is the convention and value that an implementation may declare. ``stage_aliases``
+    names the stages to compare with if the problem under the reading lacks a stage. ``step_replacement`` makes the
+    stages if no problem has them, because the reading replaces a step, such as by a softmax over queries.
 
     Names are the same in every case, so that failures of one implementation can be grouped. A case cannot distinguish
-    alternatives with the same ``answer``, such as 1/D and the square of 1/sqrt(D); ``unsure`` describes all of them.
-    ``is_fitted`` marks alternatives with a free number, or that are less than a cause: they count only if no other
-    fits. ``factor`` is that number, relative to the number that the case means. ``shared`` is the description if all
-    explained cases leave an option to its default: the default is another one.
+    alternatives with the same ``result_key``, such as 1/D and the square of 1/sqrt(D); ``ambiguous_description``
+    describes all of them. ``is_fitted`` marks alternatives with a free number, or that are less than a cause: they
+    count only if no other fits. ``factor`` is that number, relative to the number that the case means.
+    ``common_description`` is the description if all explained cases leave an option to its default: the default is
+    another one.
     """
 
     name: str = ""
     description: str = ""
-    option: tuple[str, str] | None = None
+    declarable_convention: tuple[str, str] | None = None
     verdict: Verdict = Verdict.SEMANTIC
     is_fitted: bool = False
     factor: float | None = None
 
     @property
-    def answer_key(self) -> str:
-        """The key of its answer, by which alternatives are compared: by default its name."""
-        return self.answer or self.name
+    def comparison_key(self) -> str:
+        """The key of its result: alternatives with equal keys give the same result. By default its name."""
+        return self.result_key or self.name
 
     @property
     def empty_rows(self) -> str | None:
         """The convention of rows without a key, if nothing else differs."""
-        name, value = self.option or ("", "")
+        name, value = self.declarable_convention or ("", "")
         return value if name == "empty_rows" and self.name == f"empty-rows-{value}" else None
 
 
@@ -87,17 +88,18 @@ Change: TypeAlias = Callable[[Problem], Problem | ReadingForm | Iterable[Reading
 class Reading:
     """A row of the catalogue: another interpretation that an implementation may have.
 
-    ``says`` is the message; words in braces depend on the case, and {stage} is the stage that shows it. ``change``
-    makes the problem under the reading from a case that has the input or option ``of``. They differ from ``stage`` on,
-    unless the form has another stage. The verdict is ``semantic`` for a convention, which is used on purpose, and
-    ``numeric`` for a mistake. A reading ``changes_called_operation`` is one of the called operation.
+    ``message_template`` is the message; words in braces depend on the case, and {stage} is the stage that shows it.
+    ``change`` makes the problem under the reading from a case that has the input or option ``option_or_input``. They
+    differ from ``first_stage`` on, unless the form has another one. The verdict is ``semantic`` for a convention,
+    which is used on purpose, and ``numeric`` for a mistake. A reading ``changes_called_operation`` is one of the called
+    operation.
     """
 
     name: str
-    says: str
+    message_template: str
     change: Change
-    of: str = ""
-    stage: str = "masked"
+    option_or_input: str = ""
+    first_stage: str = "masked"
     verdict: Verdict = Verdict.NUMERIC
     changes_called_operation: bool = False
 
@@ -107,28 +109,32 @@ class Reading:
         return self.verdict is Verdict.SEMANTIC
 
     @property
-    def option(self) -> tuple[str, str] | None:
+    def declarable_convention(self) -> tuple[str, str] | None:
         """The convention and its value by which a function declares it; None if it cannot be declared."""
         return CONVENTION_OF_READING.get(self.name)
 
-    def of_problem(self, problem: Problem) -> Iterator[AppliedReading]:
+    def apply_to_problem(self, problem: Problem) -> Iterator[AppliedReading]:
         """Yield a problem under the reading, in each form; nothing if the reading does not apply."""
-        option = problem.options.get(self.of)
-        if self.of and self.of not in problem.inputs and (option is None or option is False):
+        option = problem.options.get(self.option_or_input)
+        if self.option_or_input and self.option_or_input not in problem.inputs and (option is None or option is False):
             return
         changed = self.change(problem)
         forms = () if changed is None else (changed,) if isinstance(changed, Problem | ReadingForm) else changed
         for form in (ReadingForm(form) if isinstance(form, Problem) else form for form in forms):
-            if form.replacement is None and not form.stage_aliases and are_same_problem(form.problem, problem):
+            if form.step_replacement is None and not form.stage_aliases and are_same_problem(form.problem, problem):
                 continue
-            yield self.alternative(
+            yield self.make_applied_reading(
                 replace(form, problem=form.problem.without_layout()) if self.changes_called_operation else form
             )
 
-    def alternative(self, form: ReadingForm, **more: Any) -> AppliedReading:
+    def make_applied_reading(self, form: ReadingForm, **more: Any) -> AppliedReading:
         """Return the reading of a case in one form."""
-        description = self.says.format_map({"stage": "{stage}", **form.words})
-        in_form = {**vars(form), "stage": form.stage or self.stage, "option": self.option}
+        description = self.message_template.format_map({"stage": "{stage}", **form.text_values})
+        in_form = {
+            **vars(form),
+            "first_stage": form.first_stage or self.first_stage,
+            "declarable_convention": self.declarable_convention,
+        }
         row = {"name": self.name, "description": description, "verdict": self.verdict}
         return AppliedReading(**{**in_form, **row, **more})
 
@@ -144,10 +150,15 @@ def are_same_problem(first: Problem, second: Problem) -> bool:
 
 
 def convention_reading(
-    name: str, says: str, change: Change, of: str = "", stage: str = "masked", **more: Any
+    name: str,
+    message_template: str,
+    change: Change,
+    option_or_input: str = "",
+    first_stage: str = "masked",
+    **more: Any,
 ) -> Reading:
     """Return a reading that is used on purpose."""
-    return Reading(name, says, change, of, stage, Verdict.SEMANTIC, **more)
+    return Reading(name, message_template, change, option_or_input, first_stage, Verdict.SEMANTIC, **more)
 
 
 # Changes that rows share.
@@ -192,7 +203,7 @@ def starting_at_stage(stage: Callable[[Problem], str], change: Change) -> Change
         changed_problem = change(problem)
         form = ReadingForm(changed_problem) if isinstance(changed_problem, Problem) else changed_problem
         assert form is None or isinstance(form, ReadingForm), "a change in one form"
-        return form and replace(form, stage=stage(problem))
+        return form and replace(form, first_stage=stage(problem))
 
     return changed
 
@@ -233,7 +244,7 @@ def identity_like(weight: Any) -> Any:
     return np.broadcast_to(np.eye(rows, dtype=weight.dtype), weight.shape) if rows == columns else None
 
 
-def with_default_mask(problem: Problem) -> Problem:
+def with_all_allowed_mask(problem: Problem) -> Problem:
     """Add a mask that allows everything, so that the problem keeps the stage without the option."""
     return problem if "mask" in problem.inputs else problem.with_inputs(mask=np.ones((1, 1, 1, 1), dtype=np.bool_))
 
@@ -250,7 +261,7 @@ def canonical_with_empty_rows(problem: Problem) -> Problem:
     return problem.canonical().with_options(**kept)
 
 
-def as_delivered(problem: Problem) -> Problem:
+def as_call_with_head_options(problem: Problem) -> Problem:
     """Return a problem as the call passes it, with its options for heads and for rows without a key."""
     kept = {name: problem.options[name] for name in ("empty_rows", *HEADS) if name in problem.options}
     return problem.as_call().with_options(**kept)
@@ -261,12 +272,12 @@ def as_delivered(problem: Problem) -> Problem:
 
 Order = Callable[[int], Any]
 """Returns the index of the entry that is taken for each of ``count`` entries."""
-FIRST: Order = lambda count: np.zeros(count, int)  # noqa: E731
-NEXT: Order = lambda count: np.roll(np.arange(count), -1)  # noqa: E731
+TAKE_FIRST: Order = lambda count: np.zeros(count, int)  # noqa: E731
+TAKE_NEXT: Order = lambda count: np.roll(np.arange(count), -1)  # noqa: E731
 
 _ORDERS: Mapping[str, tuple[str, Order]] = {
-    "of-first": ("of the first {} is taken for all", FIRST),
-    "of-next": ("of the next {} is taken", NEXT),
+    "of-first": ("of the first {} is taken for all", TAKE_FIRST),
+    "of-next": ("of the next {} is taken", TAKE_NEXT),
     "in-reverse-of": (
         "of each {} is that of the last one before: they are taken in reverse",
         lambda count: np.arange(count)[::-1],
@@ -274,29 +285,38 @@ _ORDERS: Mapping[str, tuple[str, Order]] = {
 }
 
 
-def take_along(names: Sequence[str], axis: int, order: Order, fewest: int = 1) -> ProblemChange:
+def reorder_entries(names: Sequence[str], axis: int, order: Order, max_unchanged_length: int = 1) -> ProblemChange:
     """Reorder entries of an axis of some inputs.
 
-    The axis must have more than ``fewest`` entries; with fewer it would be another reading.
+    The axis must have more than ``max_unchanged_length`` entries; with fewer it would be another reading.
     """
     return change_inputs(
         names,
         lambda array: (
-            array.take(order(array.shape[axis]), axis) if array.ndim >= -axis and array.shape[axis] > fewest else array
+            array.take(order(array.shape[axis]), axis)
+            if array.ndim >= -axis and array.shape[axis] > max_unchanged_length
+            else array
         ),
     )
 
 
-def reorderings(slug: str, called: str, names: Sequence[str], axes: Mapping[str, int], stage: str, *orders: str,
-            when: Callable[[Problem], bool] = lambda problem: True) -> Iterator[Reading]:  # fmt: skip
+def reordering_readings(
+    name_prefix: str,
+    input_description: str,
+    names: Sequence[str],
+    axes: Mapping[str, int],
+    stage: str,
+    *orders: str,
+    when: Callable[[Problem], bool] = lambda problem: True,
+) -> Iterator[Reading]:
     """Yield the readings that reorder an input, or several together, for each axis and order."""
     for word, axis in axes.items():
         for order in orders or ("of-first", "of-next"):
             says, taken_for_each = _ORDERS[order]
-            change = take_along(names, axis, taken_for_each, 2 if order == "in-reverse-of" else 1)
+            change = reorder_entries(names, axis, taken_for_each, 2 if order == "in-reverse-of" else 1)
             yield Reading(
-                f"{slug}-{order}-{word.replace(' ', '-')}",
-                f"{called} {says.format(word)}",
+                f"{name_prefix}-{order}-{word.replace(' ', '-')}",
+                f"{input_description} {says.format(word)}",
                 when_applicable(when, change),
                 names[0],
                 stage,
@@ -306,10 +326,10 @@ def reorderings(slug: str, called: str, names: Sequence[str], axes: Mapping[str,
 # Properties of a problem.
 
 
-def allowed_keys(problem: Problem) -> NDArray[np.bool_] | None:
+def flag_allowed_keys(problem: Problem) -> NDArray[np.bool_] | None:
     """Return flags of allowed keys in the scores' shape; None if no key is forbidden."""
     plain = problem.canonical()
-    return Computation.as_given(plain).allowed(scores_shape(plain))
+    return Computation.from_problem_without_added_key(plain).flag_allowed(scores_shape(plain))
 
 
 _OPERATIONS_WITH_SCALE = frozenset({"attention", "attention_gradients", "multi_head_attention"})
@@ -325,18 +345,18 @@ def has_scale(problem: Problem) -> bool:
     )
 
 
-def scale_of(problem: Problem) -> float:
+def intended_scale(problem: Problem) -> float:
     """Return the factor of the scores that a case means, 1 if each head has another."""
     if not REPLACES["scale"].isdisjoint(problem.inputs):
         return 1.0
-    return float(problem.scale(lambda: scale_widths(problem)["D"]))
+    return float(problem.score_scale(lambda: widths_for_scale(problem)["D"]))
 
 
 def has_default_scale(problem: Problem) -> bool:
     """Return whether a case leaves the scale to its default, 1/sqrt(D)."""
     if is_option_set("scale", problem.options, problem.inputs):
         return False
-    return math.isclose(scale_of(problem) * math.sqrt(scale_widths(problem)["D"]), 1)
+    return math.isclose(intended_scale(problem) * math.sqrt(widths_for_scale(problem)["D"]), 1)
 
 
 def describe_default_scale(words: str) -> str:
@@ -344,7 +364,7 @@ def describe_default_scale(words: str) -> str:
     return f"the default scale is {words}: give scale, or divide by sqrt(D)"
 
 
-def scale_widths(problem: Problem) -> dict[str, int]:
+def widths_for_scale(problem: Problem) -> dict[str, int]:
     """Return the widths that a scale may be made of: D of a head, Dv of values, H D of all heads, E of the inputs.
 
     With latent vectors, C is their width, and Dn the width of the part of a query that is not rotated.
@@ -372,16 +392,16 @@ def scale_widths(problem: Problem) -> dict[str, int]:
 
 # Numbers that are used instead of others.
 
-Number = tuple[str, str, Callable[[Problem], float | None]]
+NumberRow = tuple[str, str, Callable[[Problem], float | None]]
 """A name, the number in words, and the number for a problem; None if there is none."""
 
 
 def number_readings(
-    says: Callable[[str], str],
-    answer: str,
-    rows: Sequence[Number],
+    describe_number: Callable[[str], str],
+    result_key_prefix: str,
+    rows: Sequence[NumberRow],
     change: Callable[[Problem, float, str], ReadingForm | Sequence[ReadingForm]],
-    meant: Callable[[Problem], float] = lambda problem: 1.0,
+    expected_number: Callable[[Problem], float] = lambda problem: 1.0,
     **more: Any,
 ) -> tuple[Reading, ...]:
     """Return readings that use another number; readings with the same number have one answer, which lists them all."""
@@ -389,7 +409,7 @@ def number_readings(
     def row(name: str, words: str, number: Callable[[Problem], float | None]) -> Reading:
         def forms(problem: Problem) -> Iterator[ReadingForm]:
             value = number(problem)
-            if value is None or _format_for_comparison(value) == _format_for_comparison(meant(problem)):
+            if value is None or _format_for_comparison(value) == _format_for_comparison(expected_number(problem)):
                 return
             text, others = _format_for_comparison(value), ((row_words, of(problem)) for _, row_words, of in rows)
             alike = [
@@ -397,12 +417,12 @@ def number_readings(
             ]
             changed = change(problem, value, words)
             for form in (changed,) if isinstance(changed, ReadingForm) else changed:
-                unsure = says(" or ".join(dict.fromkeys(filter(None, alike)))).format_map(
-                    {"stage": "{stage}", **form.words}
+                unsure = describe_number(" or ".join(dict.fromkeys(filter(None, alike)))).format_map(
+                    {"stage": "{stage}", **form.text_values}
                 )
-                yield replace(form, answer=f"{answer} {text}", unsure=unsure)
+                yield replace(form, result_key=f"{result_key_prefix} {text}", ambiguous_description=unsure)
 
-        return Reading(name, says(words), forms, **more)
+        return Reading(name, describe_number(words), forms, **more)
 
     return tuple(row(*number) for number in rows)
 

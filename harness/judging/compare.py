@@ -13,14 +13,14 @@ a tensor of N elements get one of four tiers, from two numbers for each element:
 | warning | N >= 256, and some z > max(3, lambda(N) / 2) or rms > 0.6 | noisier than rounding; does not fail |
 | within | otherwise | right |
 
-lambda(N) = sqrt(2 ln(2N / 1e-6)) is the z that one of N elements exceeds with that probability (``z_threshold``). The
-radius of the exact value is subtracted from an error first: the exact value may be anywhere in its enclosure.
+lambda(N) = sqrt(2 ln(2N / 1e-6)) is the z that one of N elements exceeds with that probability (``z_failure_limit``).
+The radius of the exact value is subtracted from an error first: the exact value may be anywhere in its enclosure.
 
 The statistical tiers apply only if roundings behave like noise:
 
 * Inputs must be continuous and unstructured. With small integers or equal keys, many elements round the same way.
-* rms needs enough elements (``MIN_FOR_MEAN``) and enough independent causes (``MIN_CAUSES``). The elements of a row
-  share the errors of its query, its maximum and its sum: 300 scores of one query are one cause, not 300.
+* rms needs enough elements (``MIN_ELEMENTS_FOR_MEAN``) and enough independent causes (``MIN_INDEPENDENT_CAUSES``). The
+  elements of a row share the errors of its query, its maximum and its sum: 300 scores of one query are one cause.
 
 The alternatives. Without the statistical tier, a kernel with exponentials that are off by a few units passes,
 because the bound must allow for the worst order of summation. Without the proven tier, a single wrong element in a
@@ -86,18 +86,18 @@ def compare_arrays(first: Array, second: Array, allowed: NDArray[np.float64] | N
 
 
 def compare_shapes_and_nonfinite(
-    first: Array, second: Array, anything: NDArray[np.bool_] | None = None
+    first: Array, second: Array, unconstrained: NDArray[np.bool_] | None = None
 ) -> Comparison | None:
-    """Compare shape, dtype and the places of NaN and infinity, except if ``anything`` is right there; None if equal."""
+    """Compare shape, dtype and the places of NaN and infinity, except ``unconstrained`` elements; None if equal."""
     if first.shape != second.shape:
         return Comparison(Verdict.SHAPE, f"shape {format_shape(first.shape)} against {format_shape(second.shape)}")
     if first.dtype != second.dtype:
         return Comparison(Verdict.DTYPE, f"dtype {first.dtype} against {second.dtype}")
     if not has_floating_dtype(first):
         return Comparison(Verdict.DTYPE, f"dtype {first.dtype} is not a floating one")
-    odd = differing_nonfinite(first, second)
-    if anything is not None:
-        odd &= ~anything
+    odd = flag_differing_nonfinite(first, second)
+    if unconstrained is not None:
+        odd &= ~unconstrained
     if odd.any():
         index = index_of_largest(odd)
         values = float(first[index]), float(second[index])
@@ -139,7 +139,7 @@ def _compare_without_bounds(
     first: Array, second: Array, difference: NDArray[np.float64], allowed: NDArray[np.float64] | None
 ) -> Comparison:
     """Return if values without bounds of their shape agree exactly; otherwise they are unverified."""
-    odd = differing_nonfinite(first, second)
+    odd = flag_differing_nonfinite(first, second)
     if not difference.any() and not odd.any():
         return Comparison(Verdict.AGREE)
     index = index_of_largest(np.where(odd, np.inf, difference))
@@ -172,11 +172,11 @@ def error_ratio(error: NDArray[np.float64], allowed: NDArray[np.float64]) -> NDA
     return divided
 
 
-def differing_nonfinite(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.bool_]:
+def flag_differing_nonfinite(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.bool_]:
     """Flag elements of which at least one is NaN, inf or -inf and the other is not the same.
 
     Example:
-        >>> differing_nonfinite(np.array([np.nan, np.nan, np.inf, 1]), np.array([np.nan, 1, -np.inf, 2])).tolist()
+        >>> flag_differing_nonfinite(np.array([np.nan, np.nan, np.inf, 1]), np.array([np.nan, 1, -np.inf, 2])).tolist()
         [False, True, True, False]
     """
     both_nan = np.isnan(first) & np.isnan(second)
@@ -204,26 +204,26 @@ def index_of_largest(values: NDArray[np.float64] | NDArray[np.bool_]) -> Index:
     return tuple(int(axis) for axis in np.unravel_index(int(np.argmax(values)), values.shape))
 
 
-FALSE_ALARM = 1e-6
+FALSE_ALARM_PROBABILITY = 1e-6
 """Probability of a false statistical failure per tensor. A choice: at 1e-6, a run with 100,000 tensors has one in ten
 runs; a tenth of it raises the threshold of z for 1,000 elements by 0.35 (docs/numerics.md, section 7)."""
-MIN_FOR_MEAN = 256
+MIN_ELEMENTS_FOR_MEAN = 256
 """Elements from which a root mean square is judged. A choice: fewer elements say little about a mean; with more, small
 cases have no statistical test."""
-MIN_CAUSES = 25
+MIN_INDEPENDENT_CAUSES = 25
 """A rounding error that is uniform in [-u, u] has a third of the variance u^2 that sigma counts for it, so that z^2 has
 a mean of at most 1/3; with k normal causes their mean exceeds 1 with P(chi^2_k > 3 k), below 1e-6 from k = 25."""
 
-_NOISY_Z = 3.0
+_WARNING_Z_FACTOR = 3.0
 """A choice: of normal errors, 0.3 percent exceed three sigma. A lower number warns of correct kernels."""
-_NOISY_MEAN = 0.6
+_WARNING_MEAN_Z = 0.6
 """Single roundings of numbers just above a power of two are off by up to u times the number, uniformly: their root mean
 square is 1/sqrt(3) = 0.577 sigma, and they are no noise."""
 
 Real = NDArray[np.float64]
 
 
-class Tier(StrEnum):
+class ErrorTier(StrEnum):
     """The tiers of errors of one tensor, from harmless to proven wrong."""
 
     WITHIN = "within"
@@ -232,9 +232,9 @@ class Tier(StrEnum):
     PROVEN = "proven"
 
     @property
-    def fails(self) -> bool:
+    def is_failure(self) -> bool:
         """True if this is a failure."""
-        return self in (Tier.STATISTICAL, Tier.PROVEN)
+        return self in (ErrorTier.STATISTICAL, ErrorTier.PROVEN)
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ class MeasuredErrors:
     their rows, or their columns if these are fewer.
     """
 
-    tier: Tier
+    tier: ErrorTier
     ratio: float
     index: Index | None
     largest_z: float
@@ -256,19 +256,19 @@ class MeasuredErrors:
     causes: int = 0
 
 
-def z_threshold(elements: int) -> float:
-    """Return lambda(N): the z that one of N elements exceeds with a probability below ``FALSE_ALARM``.
+def z_failure_limit(elements: int) -> float:
+    """Return lambda(N): the z that one of N elements exceeds with a probability below ``FALSE_ALARM_PROBABILITY``.
 
     Example:
-        >>> round(z_threshold(1), 2), round(z_threshold(1_000_000), 2)
+        >>> round(z_failure_limit(1), 2), round(z_failure_limit(1_000_000), 2)
         (5.39, 7.53)
     """
-    return math.sqrt(2 * math.log(2 * max(elements, 1) / FALSE_ALARM))
+    return math.sqrt(2 * math.log(2 * max(elements, 1) / FALSE_ALARM_PROBABILITY))
 
 
 def z_warning_limit(elements: int) -> float:
     """Return the z above which one of N errors is noisier than rounding is: a warning."""
-    return max(_NOISY_Z, z_threshold(elements) / 2)
+    return max(_WARNING_Z_FACTOR, z_failure_limit(elements) / 2)
 
 
 def measure_errors(
@@ -282,7 +282,7 @@ def measure_errors(
     """
     count = int(judged.sum())
     if not count:
-        return MeasuredErrors(Tier.WITHIN, 0.0, None, 0.0, 0.0, 0)
+        return MeasuredErrors(ErrorTier.WITHIN, 0.0, None, 0.0, 0.0, 0)
     # The exact value may be anywhere in its enclosure: the point nearest to the computed value counts.
     with np.errstate(invalid="ignore", over="ignore"):  # unjudged elements may have an infinite error and radius
         least = np.maximum(error - radius, 0.0)
@@ -293,17 +293,17 @@ def measure_errors(
     place = int(ratio.argmax())
     index = tuple(map(int, np.unravel_index(place, ratio.shape)))
     largest_z = float(z.max())
-    tier = Tier.WITHIN
+    tier = ErrorTier.WITHIN
     if ratio.flat[place] > 1 - 2.0**-50 and bool((least > max_error).any()):
-        tier = Tier.PROVEN
+        tier = ErrorTier.PROVEN
     causes = _count_independent_causes(judged, count)
-    if tier is Tier.WITHIN and supports_statistics:
-        has_mean = count >= MIN_FOR_MEAN
-        mean = mean_z if causes >= MIN_CAUSES else 0.0
-        if largest_z > z_threshold(count) or (has_mean and mean > 1):
-            tier = Tier.STATISTICAL
-        elif has_mean and (largest_z > z_warning_limit(count) or mean > _NOISY_MEAN):
-            tier = Tier.WARNING
+    if tier is ErrorTier.WITHIN and supports_statistics:
+        has_mean = count >= MIN_ELEMENTS_FOR_MEAN
+        mean = mean_z if causes >= MIN_INDEPENDENT_CAUSES else 0.0
+        if largest_z > z_failure_limit(count) or (has_mean and mean > 1):
+            tier = ErrorTier.STATISTICAL
+        elif has_mean and (largest_z > z_warning_limit(count) or mean > _WARNING_MEAN_Z):
+            tier = ErrorTier.WARNING
     return MeasuredErrors(tier, float(ratio[index]), index, largest_z, mean_z, count, float(error[index]), causes)
 
 

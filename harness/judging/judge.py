@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from attncheck.attention.sampling import (
     RowIndices,
     count_queries,
-    has_rows,
     index_in_whole_stage,
+    is_long_enough_for_rows,
     scatter_rows,
     select_stage_rows,
 )
@@ -29,19 +29,24 @@ from attncheck.execution.operations import OVERWRITTEN, SECOND_CALL, UNWRITTEN
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.compare import Comparison, Index, MeasuredErrors, compare_arrays, compare_shapes_and_nonfinite
 from attncheck.judging.exact_stages import Stages
-from attncheck.judging.judge_implementation import JudgedStages, KnownEmptyRows, judge_implementation, mark_faults
+from attncheck.judging.judge_implementation import (
+    JudgedStages,
+    KnownEmptyRows,
+    judge_implementation,
+    mark_faulty_stages,
+)
 from attncheck.judging.judge_numbers import judge_numbers
 from attncheck.judging.judge_stages import StageJudgement, sort_stages
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.judging.undefined import JudgedProblem, has_nonfinite_inputs
-from attncheck.judging.xfail import ExpectedFailureRecord, blank_row, failure_row
+from attncheck.judging.xfail import ExpectedFailureRecord, make_blank_row, make_failure_row
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.inputs import RoundedInputs
 from attncheck.reading.shapes import format_shape
 from attncheck.results.format import Row, has_failure
 from attncheck.spec import wide_dtype
-from attncheck.spec.verdicts import HARMLESS, Verdict
+from attncheck.spec.verdicts import HARMLESS_VERDICTS, Verdict
 
 Bounds = Mapping[str, NDArray[Any]]
 """Stage -> the largest error that an implementation's class allows, per element."""
@@ -59,7 +64,7 @@ class CaseJudgement:
     truth: Truth
 
     @property
-    def disagrees(self) -> bool:
+    def has_disagreement(self) -> bool:
         """True if any of the rows disagrees."""
         return has_failure(self.rows)
 
@@ -70,32 +75,34 @@ def judge_case(
     inputs: RoundedInputs,
     outcomes: Mapping[str, Outcome],
     classes: Mapping[str, str],
-    own_empty_rows: Mapping[str, KnownEmptyRows] | None = None,
+    known_empty_rows: Mapping[str, KnownEmptyRows] | None = None,
     *,
     conventions: Mapping[str, Mapping[str, str]] | None = None,
     store: Store = NO_STORE,
     expected_failures: Mapping[str, Sequence[ExpectedFailure]] = MappingProxyType({}),
-    diagnosis: Diagnosis | None = None,
+    diagnosis: Diagnoser | None = None,
 ) -> CaseJudgement:
     """Judge the results of all implementations for one case in one dtype.
 
-    All mappings are by implementation. ``classes`` are rounding models, ``own_empty_rows`` the known results of a query
-    without a key, ``conventions`` the other conventions that are declared: such an implementation is not compared with
-    others, or with numbers. ``expected_failures`` are the entries that concern the case. They may name a diagnosis,
-    which ``diagnosis`` finds.
+    All mappings are by implementation. ``classes`` are rounding models, ``known_empty_rows`` the known results of a
+    query without a key, ``conventions`` the other conventions that are declared: such an implementation is not compared
+    with others, or with numbers. ``expected_failures`` are the entries that concern the case. They may name a
+    diagnosis, which ``diagnosis`` finds.
     """
     if diagnosis is None and (conventions or expected_failures):
         raise TypeError("only a diagnosis reads what is declared, and names what fails")
     truth = truth_of_case(case, inputs, returned_stages(outcomes), store)
-    blank = blank_row(case, dtype)
+    blank = make_blank_row(case, dtype)
     rows: list[Row] = []
     computed: dict[str, Stages] = {}
     for name, outcome in outcomes.items():
         if isinstance(outcome, Failure):
-            rows.append(failure_row(blank, name, outcome))
+            rows.append(make_failure_row(blank, name, outcome))
         elif isinstance(outcome, Computed):
             computed[name] = outcome.stages
-            known = replace((own_empty_rows or {}).get(name, KnownEmptyRows()), is_asked=not outcome.not_asked)
+            known = replace(
+                (known_empty_rows or {}).get(name, KnownEmptyRows()), accepts_convention_option=not outcome.not_asked
+            )
             template = replace(blank, implementation=name)
             declared = (conventions or {}).get(name)
             own_truth = (
@@ -106,39 +113,45 @@ def judge_case(
             call = template, case, own_truth, outcome, classes[name], known
             own_rows = judge_outcome_to_rows(*call)
             if diagnosis is not None and name in expected_failures and has_failure(own_rows):
-                own_rows = _with_expected_diagnosis(own_rows, diagnosis.rows(*call), expected_failures[name])
+                own_rows = _select_expected_diagnoses(
+                    own_rows, diagnosis.judge_and_diagnose_rows(*call), expected_failures[name]
+                )
             rows += own_rows
             if own_truth is not truth:
                 del computed[name]
     several = computed if len(computed) > 1 else {}  # of one alone there are no pairs
     bounds = {
-        name: _max_errors_of_judged_rows(truth.for_returned(stages), classes[name]) for name, stages in several.items()
+        name: _max_errors_of_judged_rows(truth.for_returned_dtypes(stages), classes[name])
+        for name, stages in several.items()
     }
-    pairs = judge_pairs(
-        computed, bounds, truth.judged.query_rows, is_finite=not has_nonfinite_inputs(truth.judged.problem)
+    pairs = compare_all_pairs(
+        computed,
+        bounds,
+        truth.judged_problem.judged_rows,
+        is_finite=not has_nonfinite_inputs(truth.judged_problem.problem_without_layout),
     )
-    rows += [pair_row(blank, first, second, stage, pair) for (first, second, stage), pair in pairs.items()]
-    rows += _mark_semantic_numbers(rows, judge_numbers(case, inputs, truth, computed, classes, blank))
+    rows += [make_pair_row(blank, first, second, stage, pair) for (first, second, stage), pair in pairs.items()]
+    rows += _mark_numbers_of_semantic_stages(rows, judge_numbers(case, inputs, truth, computed, classes, blank))
     return CaseJudgement(tuple(rows), truth)
 
 
-class Diagnosis(Protocol):
+class Diagnoser(Protocol):
     """The diagnosis as verdicts use it: truths under declared conventions, and rows with a diagnosis."""
 
     def truth_under_declared_conventions(self, truth: Truth, conventions: Mapping[str, str]) -> Truth:
         """Return the exact answer of a case under the conventions that an implementation declares."""
 
-    def rows(
+    def judge_and_diagnose_rows(
         self, blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: KnownEmptyRows
     ) -> list[Row]:
         """Judge as ``judge_outcome_to_rows`` does, and diagnose stages that fail."""
 
 
-def _with_expected_diagnosis(
+def _select_expected_diagnoses(
     plain: Sequence[Row], diagnosed: Sequence[Row], expected_failures: Sequence[ExpectedFailure]
 ) -> list[Row]:
     """Return the diagnosed row of each stage whose diagnosis is an expected failure, and the plain row of others."""
-    marked = ExpectedFailureRecord(expected_failures).mark(diagnosed)
+    marked = ExpectedFailureRecord(expected_failures).mark_expected_rows(diagnosed)
     return [named if mark.xfail else row for row, named, mark in zip(plain, diagnosed, marked, strict=True)]
 
 
@@ -147,31 +160,35 @@ def judge_outcome_to_rows(
 ) -> list[Row]:
     """Judge the stages that one implementation returned; each becomes a row that is filled in from ``blank``."""
     judged = judge_implementation(truth, outcome.stages, case.stage_shapes, rounding_model, known)
-    return stage_rows(blank, mark_faults(judged, outcome.faults), outcome, case, truth.read_as)
+    return make_stage_rows(blank, mark_faulty_stages(judged, outcome.faults), outcome, case, truth.declared_conventions)
 
 
-def stage_rows(blank: Row, judged: JudgedStages, outcome: Computed, case: Case, read_as: str) -> list[Row]:
-    """Return judged stages as rows; ``read_as`` names the conventions by which the implementation reads the case."""
+def make_stage_rows(
+    blank: Row, judged: JudgedStages, outcome: Computed, case: Case, declared_conventions: str
+) -> list[Row]:
+    """Return judged stages as rows; ``declared_conventions`` names those of the implementation."""
     template = replace(blank, padded=outcome.padded or None)
     rows = []
     for judgement in judged.judgements:
         array = outcome.stages[judgement.stage]
         row = replace(
             template,
-            **_column_values(judgement, _JUDGEMENT_COLUMNS),
-            **_column_values(judgement.accumulated, _ACCUMULATED_COLUMNS),
-            **_column_values(judgement.introduced, _INTRODUCED_COLUMNS),
+            **_select_column_values(judgement, _JUDGEMENT_COLUMNS),
+            **_select_column_values(judgement.accumulated, _ACCUMULATED_COLUMNS),
+            **_select_column_values(judgement.introduced, _INTRODUCED_COLUMNS),
             shape=format_shape(array.shape),
-            index=_index_text(judgement.index),
+            index=_format_index(judgement.index),
             begins_at=judged.begins_at or None,
-            message=explain_element(judgement, array, case),
+            message=describe_failing_element(judgement, array, case),
         )
-        if judgement.stage in judged.excused:
-            row = replace(row, xfail=True, reason=judged.reason, thread=judged.source)
+        if judgement.stage in judged.excused_stages:
+            row = replace(row, xfail=True, reason=judged.excuse_reason, thread=judged.excuse_source)
         diagnosis = next((name for begin, name in _MEMORY_DIAGNOSES.items() if row.message.startswith(begin)), "")
         row = replace(row, diagnosis=diagnosis) if diagnosis else row
         rows.append(
-            replace(row, message=f"{READ_AS_PREFIX}{read_as}") if read_as and row.verdict is Verdict.AGREE else row
+            replace(row, message=f"{READ_AS_PREFIX}{declared_conventions}")
+            if declared_conventions and row.verdict is Verdict.AGREE
+            else row
         )
     return rows
 
@@ -181,11 +198,11 @@ def returned_stages(outcomes: Mapping[str, Outcome]) -> set[str]:
     return {stage for outcome in outcomes.values() if isinstance(outcome, Computed) for stage in outcome.stages}
 
 
-def _mark_semantic_numbers(stages: list[Row], numbers: list[Row]) -> list[Row]:
+def _mark_numbers_of_semantic_stages(stages: list[Row], numbers: list[Row]) -> list[Row]:
     """Mark failing numbers as semantic if all failures of the implementation's stages are semantic."""
     failing: dict[str, list[Row]] = {}
     for row in stages:
-        if row.comparison == "stage" and row.verdict not in HARMLESS:
+        if row.comparison == "stage" and row.verdict not in HARMLESS_VERDICTS:
             failing.setdefault(row.implementation, []).append(row)
     reasons = {
         name: rows[0].message for name, rows in failing.items() if all(row.verdict is Verdict.SEMANTIC for row in rows)
@@ -207,24 +224,24 @@ def max_errors_of_whole_stages(truth: Truth, rounding_model: str) -> Bounds:
 
     Stages that are too large to be kept are left out, here and below.
     """
-    elsewhere = np.nan if has_nonfinite_inputs(truth.judged.problem) else np.inf
-    return _scatter_judged_rows(_max_errors_of_judged_rows(truth, rounding_model), truth.judged, elsewhere)
+    elsewhere = np.nan if has_nonfinite_inputs(truth.judged_problem.problem_without_layout) else np.inf
+    return _scatter_judged_rows(_max_errors_of_judged_rows(truth, rounding_model), truth.judged_problem, elsewhere)
 
 
 def exact_values_of_whole_stages(truth: Truth) -> Stages:
     """Return the exact value of every whole stage in float64; NaN if there is none, or the row was not judged."""
     known = {stage: np.where(np.isfinite(exact.radius), exact.high, np.nan) for stage, exact in truth.exact.items()}
-    return _scatter_judged_rows(known, truth.judged, np.nan)
+    return _scatter_judged_rows(known, truth.judged_problem, np.nan)
 
 
-def stages_to_store(stages: Stages) -> Stages:
+def drop_large_stages(stages: Stages) -> Stages:
     """Return the stages of an implementation that are not too large to be kept."""
     return {stage: array for stage, array in stages.items() if array.size <= MAX_STORED_ELEMENTS}
 
 
 def _scatter_judged_rows(stages: Stages, judged: JudgedProblem, elsewhere: float) -> Stages:
     """Return whole stages that are not too large to be kept; rows that were not judged are ``elsewhere``."""
-    rows, queries = judged.query_rows, count_queries(judged.problem.inputs)
+    rows, queries = judged.judged_rows, count_queries(judged.problem_without_layout.inputs)
     return {
         stage: scatter_rows(stage, array, rows, queries, elsewhere)
         for stage, array in stages.items()
@@ -234,10 +251,13 @@ def _scatter_judged_rows(stages: Stages, judged: JudgedProblem, elsewhere: float
 
 def _max_errors_of_judged_rows(truth: Truth, rounding_model: str) -> Bounds:
     """Return B of the judged rows; NaN for elements without an exact answer."""
-    return {stage: truth.reference(stage, rounding_model).max_error for stage in truth.bounds.of(rounding_model)}
+    return {
+        stage: truth.stage_reference(stage, rounding_model).max_error
+        for stage in truth.bounds.bounds_by_stage(rounding_model)
+    }
 
 
-def judge_pairs(
+def compare_all_pairs(
     computed: Mapping[str, Stages],
     bounds: Mapping[str, Bounds],
     query_rows: RowIndices | None = None,
@@ -284,19 +304,19 @@ def _compare_judged_rows(
     differing = compare_shapes_and_nonfinite(first, second, None if is_finite else np.ones(first.shape, dtype=np.bool_))
     if differing is not None:
         return differing
-    if not has_rows(stage, first, rows):
+    if not is_long_enough_for_rows(stage, first, rows):
         return compare_arrays(first, second, None)
     comparison = compare_arrays(select_stage_rows(stage, first, rows), select_stage_rows(stage, second, rows), allowed)
     return replace(comparison, index=index_in_whole_stage(stage, comparison.index, rows))
 
 
-def pair_row(blank: Row, first: str, second: str, stage: str, comparison: Comparison) -> Row:
+def make_pair_row(blank: Row, first: str, second: str, stage: str, comparison: Comparison) -> Row:
     """Return one pair's comparison as a row."""
-    columns = {**vars(comparison), "index": _index_text(comparison.index)}
+    columns = {**vars(comparison), "index": _format_index(comparison.index)}
     return replace(blank, comparison="pair", implementation=first, other=second, stage=stage, **columns)
 
 
-def _index_text(index: Index | None) -> str | None:
+def _format_index(index: Index | None) -> str | None:
     return None if index is None else format_index(index)
 
 
@@ -321,11 +341,11 @@ _INTRODUCED_COLUMNS = {"introduced_tier": "tier", "introduced_ratio": "ratio", "
 """Columns of ``Row`` -> attributes of a judgement, and of its measured errors against the exact answer and step."""
 
 
-def _column_values(measured: StageJudgement | MeasuredErrors | None, names: Mapping[str, str]) -> dict[str, Any]:
+def _select_column_values(measured: StageJudgement | MeasuredErrors | None, names: Mapping[str, str]) -> dict[str, Any]:
     return {} if measured is None else {column: getattr(measured, name) for column, name in names.items()}
 
 
-def explain_element(judgement: StageJudgement, array: NDArray[Any], case: Case) -> str:
+def describe_failing_element(judgement: StageJudgement, array: NDArray[Any], case: Case) -> str:
     """Return a failing stage's message with its element: computed and exact, with as many digits as differ."""
     if judgement.verdict is not Verdict.NUMERIC or judgement.index is None:
         return judgement.message

@@ -27,11 +27,11 @@ from attncheck.judging.truth import Truth, truth_of_reading
 from attncheck.judging.xfail import KnownEmptyRows as KnownEmptyRows
 from attncheck.reading.problem import Problem
 from attncheck.spec import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, Shape
-from attncheck.spec.verdicts import WRONG_NUMBERS, Verdict
+from attncheck.spec.verdicts import WRONG_NUMBER_VERDICTS, Verdict
 
-_Basis = Literal["declared", "recorded", "not asked"]
+_ConventionBasis = Literal["declared", "recorded", "not asked"]
 """Why an implementation may follow another convention for a query without a key."""
-_BASIS_TEXTS: Mapping[_Basis, str] = {
+_BASIS_TEXTS: Mapping[_ConventionBasis, str] = {
     "declared": " (declared)",
     "recorded": "",
     "not asked": ", for which it has no keyword empty_rows",
@@ -42,16 +42,17 @@ _BASIS_TEXTS: Mapping[_Basis, str] = {
 class JudgedStages:
     """The stages of one implementation, the stage at which it goes wrong, and its diagnosis.
 
-    ``excused`` stages follow a convention that the implementation declares, or that no keyword could change; they fail
-    no run. ``reason`` names the convention, ``source`` documents it. A diagnosis begins at the ``starting_points``.
+    ``excused_stages`` follow a convention that the implementation declares, or that no keyword could change;
+    they fail no run. ``excuse_reason`` names the convention, ``excuse_source`` documents it. A diagnosis begins at the
+    ``starting_points``.
     """
 
     judgements: tuple[StageJudgement, ...]
     begins_at: str
     diagnosis: AppliedReading | None = None
-    excused: frozenset[str] = frozenset()
-    reason: str = ""
-    source: str | None = None
+    excused_stages: frozenset[str] = frozenset()
+    excuse_reason: str = ""
+    excuse_source: str | None = None
     starting_points: tuple[StartingPoint, ...] = ()
 
     def without_diagnosis(self) -> Self:
@@ -73,7 +74,7 @@ def judge_implementation(
     ``known`` are the implementation's known results of a query without a key. ``judgements`` of the stages are passed
     if they are known already.
     """
-    truth = truth.for_returned(stages)
+    truth = truth.for_returned_dtypes(stages)
     judgements = judgements or judge_stages(truth, stages, shapes, rounding_model)
     if not stages_with_wrong_numbers(judgements):
         return JudgedStages(tuple(judgements), first_faulty_stage(judgements))
@@ -83,18 +84,18 @@ def judge_implementation(
         truth, judgements, stages, shapes, rounding_model, known or KnownEmptyRows()
     )
     # Smallest errors first, then most explained stages; no other point if none is better than the case itself.
-    better = [start for start in possible if start.explained or start.unexplained_ratio < case.unexplained_ratio]
-    nearest = min(better, key=lambda start: (start.unexplained_ratio, -len(start.explained)), default=None)
+    better = [start for start in possible if start.explained_stages or start.unexplained_ratio < case.unexplained_ratio]
+    nearest = min(better, key=lambda start: (start.unexplained_ratio, -len(start.explained_stages)), default=None)
     if nearest is not None:
-        starting_points = [nearest] if nearest.explained else [*starting_points, nearest]
+        starting_points = [nearest] if nearest.explained_stages else [*starting_points, nearest]
     start = starting_points[-1]
     begins_at = first_faulty_stage(
-        [judgement for judgement in start.judgements if judgement.stage not in start.explained]
+        [judgement for judgement in start.judgements if judgement.stage not in start.explained_stages]
     )
     judged = JudgedStages(tuple(start.judgements), begins_at)
-    if isinstance(start, ConventionStartingPoint) and start.explained:
+    if isinstance(start, ConventionStartingPoint) and start.explained_stages:
         judged = excuse_convention(
-            start.judgements, begins_at or start.convention.stage, start.convention, start, known
+            start.judgements, begins_at or start.convention.first_stage, start.convention, start, known
         )
     return replace(judged, starting_points=tuple(starting_points))
 
@@ -102,7 +103,7 @@ def judge_implementation(
 AnyStages = TypeVar("AnyStages", bound=JudgedStages)
 
 
-def mark_faults(judged: AnyStages, faults: Mapping[str, str]) -> AnyStages:
+def mark_faulty_stages(judged: AnyStages, faults: Mapping[str, str]) -> AnyStages:
     """Mark stages with a fault as wrong, even if their numbers are right: padding that is not 0, or state of calls."""
     if not faults:
         return judged
@@ -116,13 +117,13 @@ def mark_faults(judged: AnyStages, faults: Mapping[str, str]) -> AnyStages:
         judged,
         judgements=tuple(judgements),
         begins_at=judged.begins_at or first_faulty_stage(judgements),
-        excused=judged.excused - faults.keys(),
+        excused_stages=judged.excused_stages - faults.keys(),
     )
 
 
 def _mark_fault(judgement: StageJudgement, fault: str) -> StageJudgement:
     if (
-        is_state_fault(fault) and judgement.verdict in WRONG_NUMBERS
+        is_state_fault(fault) and judgement.verdict in WRONG_NUMBER_VERDICTS
     ):  # numbers of another call, even if a diagnosis fits
         verdict = Verdict.NONFINITE if judgement.error is None else Verdict.NUMERIC
         return replace(judgement, verdict=verdict, message=fault)
@@ -140,13 +141,13 @@ class StartingPoint:
 
     truth: Truth
     judgements: Sequence[StageJudgement]
-    explained: frozenset[str] = frozenset()
+    explained_stages: frozenset[str] = frozenset()
 
     @property
     def unexplained_ratio(self) -> float:
         """The largest unexplained error over its bound; infinite if a value is not a finite number."""
-        wrong = [judged for judged in self.judgements if judged.verdict in WRONG_NUMBERS]
-        errors = [judged.accumulated for judged in wrong if judged.stage not in self.explained]
+        wrong = [judged for judged in self.judgements if judged.verdict in WRONG_NUMBER_VERDICTS]
+        errors = [judged.accumulated for judged in wrong if judged.stage not in self.explained_stages]
         return max((measured.ratio if measured else math.inf for measured in errors), default=0.0)
 
 
@@ -155,7 +156,7 @@ class ConventionStartingPoint(StartingPoint):
     """Judgement under another convention that the implementation may follow, and why it may follow it."""
 
     convention: AppliedReading
-    basis: _Basis
+    basis: _ConventionBasis
 
     @property
     def description(self) -> str:
@@ -175,10 +176,13 @@ def _starting_points_by_convention(
 
     Stages that are right by the convention are explained. The others that fail are judged by it too.
     """
-    bases = _possible_conventions(truth.judged.problem, known)
+    bases = _possible_conventions(truth.judged_problem.problem_without_layout, known)
     if not bases:
         return
-    possible = {convention.empty_rows: convention for convention in other_empty_rows(truth.judged.problem)}
+    possible = {
+        convention.empty_rows: convention
+        for convention in other_empty_rows(truth.judged_problem.problem_without_layout)
+    }
     for value, basis in bases.items():
         if convention := possible.get(value):
             other_truth = truth_of_reading(truth, convention.problem)
@@ -188,23 +192,27 @@ def _starting_points_by_convention(
             )
             start = ConventionStartingPoint(other_truth, judgements, explained, convention=convention, basis=basis)
             both = [
-                name_convention(judged, convention, start.description)
+                name_reading_in_message(judged, convention, start.description)
                 if judged.stage in explained
                 else under[judged.stage]
-                if judged.verdict in WRONG_NUMBERS
+                if judged.verdict in WRONG_NUMBER_VERDICTS
                 else judged
                 for judged in judgements
             ]
             yield replace(start, judgements=both)
 
 
-def _possible_conventions(problem: Problem, known: KnownEmptyRows) -> dict[str, _Basis]:
+def _possible_conventions(problem: Problem, known: KnownEmptyRows) -> dict[str, _ConventionBasis]:
     """Return the conventions that an implementation may follow for a query without a key, and why, likeliest first."""
     case = problem.options.get("empty_rows")
-    was_asked = case is not None and known.is_asked  # a function with the keyword has to obey it, whatever it declares
-    bases: dict[str, _Basis] = {} if known.declared is None or was_asked else {known.declared: "declared"}
-    bases |= {value: "recorded" for value in known.recorded if value not in bases}
-    if not known.is_asked and case not in (None, DEFAULT_EMPTY_ROWS):  # the default needs no keyword
+    was_asked = (
+        case is not None and known.accepts_convention_option
+    )  # a function with the keyword has to obey it, whatever it declares
+    bases: dict[str, _ConventionBasis] = (
+        {} if known.declared_convention is None or was_asked else {known.declared_convention: "declared"}
+    )
+    bases |= {value: "recorded" for value in known.recorded_conventions if value not in bases}
+    if not known.accepts_convention_option and case not in (None, DEFAULT_EMPTY_ROWS):  # the default needs no keyword
         bases |= {value: "not asked" for value in (DEFAULT_EMPTY_ROWS, *EMPTY_ROWS) if value not in bases}
     return bases
 
@@ -221,15 +229,20 @@ def excuse_convention(
     if not isinstance(start, ConventionStartingPoint) or start.basis == "recorded":
         return judged
     declared = known if known is not None and start.basis == "declared" else KnownEmptyRows()
-    return replace(judged, excused=start.explained, reason=declared.reason or start.description, source=declared.source)
+    return replace(
+        judged,
+        excused_stages=start.explained_stages,
+        excuse_reason=declared.reason or start.description,
+        excuse_source=declared.source,
+    )
 
 
 def stages_with_wrong_numbers(judgements: Sequence[StageJudgement]) -> list[str]:
     """Return the stages whose numbers are wrong."""
-    return [judgement.stage for judgement in judgements if judgement.verdict in WRONG_NUMBERS]
+    return [judgement.stage for judgement in judgements if judgement.verdict in WRONG_NUMBER_VERDICTS]
 
 
-def name_convention(judgement: StageJudgement, convention: AppliedReading, description: str) -> StageJudgement:
+def name_reading_in_message(judgement: StageJudgement, convention: AppliedReading, description: str) -> StageJudgement:
     """Name the reading in the message of a stage that fails; its verdict is semantic if the reading is a convention."""
     if convention.verdict is Verdict.SEMANTIC:
         return replace(judgement, verdict=Verdict.SEMANTIC, message=description, empty_rows=convention.empty_rows)

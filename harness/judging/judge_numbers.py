@@ -21,8 +21,8 @@ from attncheck.attention.flags import Flags
 from attncheck.common.wording import format_element, format_index
 from attncheck.judging.compare import (
     absolute_difference,
-    differing_nonfinite,
     error_ratio,
+    flag_differing_nonfinite,
     has_floating_dtype,
     index_of_largest,
 )
@@ -30,7 +30,7 @@ from attncheck.judging.exact_stages import Array, Stages
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.reading.case import Case, ExpectedStage
 from attncheck.reading.inputs import RoundedInputs, convert_inputs, make_exact_inputs, make_inputs
-from attncheck.reading.lowering import rotary_table_rows
+from attncheck.reading.lowering import select_rotary_table_rows
 from attncheck.reading.printed import PrintedArray
 from attncheck.reading.problem import Problem
 from attncheck.results.format import ComparisonKind, Row
@@ -42,33 +42,36 @@ _DOCUMENT_PRECISIONS = ("float64", "float32")
 """In these a document's rounding explains only last digits; rounding to 16 bits would explain most wrong digits."""
 
 
-def flag_misses(target: ComparisonTarget, numbers: PrintedArray) -> Flags:
+def flag_numbers_missed_by_truth(target: ComparisonTarget, numbers: PrintedArray) -> Flags:
     """Flag printed numbers that the exact answer itself misses; none without an exact answer."""
-    slack = numbers.radius_towards(target.exact) + target.max_shift
+    slack = numbers.radius_on_side_of(target.exact_numbers) + target.max_shift
     # The exact numbers are rounded to float64 here, and so are the printed ones.
     rounding = 2 * np.spacing(np.abs(numbers.value))
-    missed: Flags = absolute_difference(target.exact, numbers.value) > slack + rounding
-    return missed | (differing_nonfinite(target.exact, numbers.value) & np.isfinite(slack))
+    missed: Flags = absolute_difference(target.exact_numbers, numbers.value) > slack + rounding
+    return missed | (flag_differing_nonfinite(target.exact_numbers, numbers.value) & np.isfinite(slack))
 
 
-def misprint_hints(reference: NumberReference, expected: ExpectedStage, numbers: PrintedArray) -> NDArray[Any]:
+def explain_misprints(reference: NumberReference, expected: ExpectedStage, numbers: PrintedArray) -> NDArray[Any]:
     """Return for every misprint a possible explanation, and how a case declares it; empty if there is none."""
     hints = np.full(numbers.shape, "", dtype=object)
     if reference.case.computed_in is None:
         for precision in _DOCUMENT_PRECISIONS:
             target = reference.find_target(expected, precision)
-            explained = ~flag_misses(target, numbers) & np.isfinite(target.max_shift)
+            explained = ~flag_numbers_missed_by_truth(target, numbers) & np.isfinite(target.max_shift)
             hints[explained & (hints == "")] = (
                 f"rounding in {precision} would explain it: if the document was computed in {precision}, say "
                 f"`computed_in: {precision}` in its `source` or in the case"
             )
     target = reference.find_target(expected, reference.case.computed_in)
-    if numbers.half_unit.any() and not flag_misses(target, replace(numbers, truncated=True))[numbers.given].any():
+    if (
+        numbers.half_unit.any()
+        and not flag_numbers_missed_by_truth(target, replace(numbers, truncated=True))[numbers.given].any()
+    ):
         hints[...] = "all of these numbers hold if digits were cut off and not rounded: `digits: truncated` says so"
     return hints
 
 
-CLASS_OF_DOCUMENT = {"float64": "native", "float32": "native", "bfloat16": "eager_pre", "float16": "eager_pre"}
+ROUNDING_MODEL_OF_DOCUMENT = {"float64": "native", "float32": "native", "bfloat16": "eager_pre", "float16": "eager_pre"}
 """The class whose bounds include those of all others in a dtype: it is not known how a document's code was run."""
 
 
@@ -76,18 +79,18 @@ CLASS_OF_DOCUMENT = {"float64": "native", "float32": "native", "bfloat16": "eage
 class ComparisonTarget:
     """The numbers with which one expectation is compared; NaN if there is no such number.
 
-    ``exact`` are the exact numbers, ``propagated`` is the largest change by the inputs' rounding, ``document`` the
-    largest error of the precision that the document was computed in, 0 if none is declared.
+    ``exact_numbers`` are the exact numbers, ``propagated_error`` is the largest change by the inputs' rounding,
+    ``document_error`` the largest error of the precision that the document was computed in, 0 if none is declared.
     """
 
-    exact: Real
-    propagated: Real
-    document: Real
+    exact_numbers: Real
+    propagated_error: Real
+    document_error: Real
 
     @property
     def max_shift(self) -> Real:
         """The largest distance of the number from the exact one before it was printed."""
-        return self.propagated + self.document
+        return self.propagated_error + self.document_error
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,20 +112,20 @@ class NumberReference:
         values = np.where(np.isfinite(exact.radius), exact.high, np.nan)
         document = np.zeros(expected.shape) if computed_in is None else self._document_error(expected, computed_in)
         propagated = self._propagated_radius(expected, computed_in)
-        return ComparisonTarget(expected_quantity(expected, values, self.inputs), propagated, document)
+        return ComparisonTarget(compute_expected_quantity(expected, values, self.inputs), propagated, document)
 
-    def why_open(self, expected: ExpectedStage, target: ComparisonTarget, index: tuple[int, ...]) -> str:
+    def reason_not_compared(self, expected: ExpectedStage, target: ComparisonTarget, index: tuple[int, ...]) -> str:
         """Return why a number cannot be compared."""
         truth = self.truth
-        if expected.of in truth.exact and np.isfinite(target.exact[index]):
-            if np.isnan(target.propagated[index]):
+        if expected.of in truth.exact and np.isfinite(target.exact_numbers[index]):
+            if np.isnan(target.propagated_error[index]):
                 return "the rounding of the inputs can move it by any amount"
-            if np.isnan(target.document[index]):
+            if np.isnan(target.document_error[index]):
                 return f"no finite bound is known for its error in {self.case.computed_in}"
         if expected.of not in truth.exact:
-            return f"there is no exact answer: {truth.outside}"
+            return f"there is no exact answer: {truth.no_answer_reason}"
         at = index if expected.name == expected.of else index_of_largest(~np.isfinite(truth.exact[expected.of].radius))
-        return f"there is no exact answer: {truth.why_open(expected.of, at)}"
+        return f"there is no exact answer: {truth.reason_not_judged(expected.of, at)}"
 
     def _propagated_radius(self, expected: ExpectedStage, computed_in: str | None) -> Real:
         if computed_in not in self._balls:
@@ -130,18 +133,20 @@ class NumberReference:
             if computed_in is not None:
                 inputs = convert_inputs(case, make_exact_inputs(case), self.truth.bounds.dtype, computed_in)
             # Radii of what became the mask do not matter; those of all other inputs are laid out as their numbers.
-            counts = {name: array for name, array in inputs.arrays.items() if case.input_specs[name].whole}
+            counts = {name: array for name, array in inputs.arrays.items() if case.input_specs[name].is_count}
             radii = {**inputs.radius, **counts}
             problem = Problem(case.operation, case.options, radii).without_layout()
-            radius = {**problem.canonical().inputs, **rotary_table_rows(radii, of_past=(0, 0))}
-            self._balls[computed_in] = propagate_radii(self.truth.judged.canonical, radius), inputs
+            radius = {**problem.canonical().inputs, **select_rotary_table_rows(radii, of_past=(0, 0))}
+            self._balls[computed_in] = propagate_radii(self.truth.judged_problem.canonical, radius), inputs
         balls, inputs = self._balls[computed_in]
         ball = balls[expected.of]
         value, radius_of_stage = ball.value, ball.radius
         if expected.name != expected.of:
             with np.errstate(all="ignore"):
-                radius_of_stage = QUANTITIES[expected.name].radius(ball.radius, value, inputs.arrays, inputs.radius)
-            value = expected_quantity(expected, value, inputs)
+                radius_of_stage = QUANTITIES[expected.name].propagate_radius(
+                    ball.radius, value, inputs.arrays, inputs.radius
+                )
+            value = compute_expected_quantity(expected, value, inputs)
         # If the value is infinite or NaN no radius applies: it has to be the same.
         open_ = np.isfinite(value) & ~np.isfinite(radius_of_stage)
         return np.where(open_, np.nan, np.where(np.isfinite(radius_of_stage), radius_of_stage, 0.0))
@@ -157,14 +162,14 @@ class NumberReference:
         truth, inputs = self._documents[computed_in]
         value = np.full(expected.shape, np.nan)
         if expected.of in truth.exact:
-            value = expected_quantity(
+            value = compute_expected_quantity(
                 expected, truth.exact[expected.of].high, RoundedInputs(_as_float64(inputs), {}, "float64")
             )
         rounded = round_to(value, computed_in)
-        return max_error_of_quantity(expected, truth, CLASS_OF_DOCUMENT[computed_in], inputs, rounded)
+        return max_error_of_quantity(expected, truth, ROUNDING_MODEL_OF_DOCUMENT[computed_in], inputs, rounded)
 
 
-def expected_quantity(expected: ExpectedStage, stage: Array, inputs: RoundedInputs) -> Array:
+def compute_expected_quantity(expected: ExpectedStage, stage: Array, inputs: RoundedInputs) -> Array:
     """Return the expected quantity: the stage itself, or a quantity derived from it."""
     if expected.name == expected.of:
         return stage
@@ -181,11 +186,11 @@ def max_error_of_quantity(
     """
     if expected.of not in truth.exact:
         return np.full(expected.shape, np.nan)
-    reference = truth.reference(expected.of, rounding_model)
+    reference = truth.stage_reference(expected.of, rounding_model)
     if expected.name == expected.of:
         return reference.max_error
     exact_inputs = {name: np.zeros(array.shape) for name, array in inputs.arrays.items()}
-    radius_of = QUANTITIES[expected.name].radius
+    radius_of = QUANTITIES[expected.name].propagate_radius
     with np.errstate(all="ignore"):
         moved = radius_of(reference.max_error, reference.exact.high, _as_float64(inputs), exact_inputs)
         return moved + np.where(np.isfinite(value), np.spacing(np.abs(value)).astype(np.float64), 0.0)
@@ -209,13 +214,13 @@ class _ComparedValue:
     bound: Real
 
     @property
-    def open(self) -> NDArray[np.bool_]:
+    def uncomparable_elements(self) -> NDArray[np.bool_]:
         """Flags of elements that cannot be compared."""
         return ~np.isfinite(self.target.max_shift + self.bound)
 
-    def why_open(self, index: tuple[int, ...]) -> str:
+    def reason_not_compared(self, index: tuple[int, ...]) -> str:
         """Return why an element cannot be compared."""
-        return self.reference.why_open(self.expected, self.target, index)
+        return self.reference.reason_not_compared(self.expected, self.target, index)
 
 
 def judge_numbers(
@@ -236,31 +241,35 @@ def judge_numbers(
             stage = stages.get(expected.of)
             if stage is None or stage.shape != case.stage_shapes[expected.of] or not has_floating_dtype(stage):
                 continue  # a row of the stage reports another shape or dtype
-            value = expected_quantity(expected, stage, inputs)
-            bound = max_error_of_quantity(expected, truth.for_returned(stages), classes[name], inputs, value)
+            value = compute_expected_quantity(expected, stage, inputs)
+            bound = max_error_of_quantity(expected, truth.for_returned_dtypes(stages), classes[name], inputs, value)
             compared = _ComparedValue(reference, expected, target, value, bound)
             row = replace(template, implementation=name)
             if expected.numbers is None:
-                rows += _rows_against_exact(row, compared)
+                rows += _make_rows_against_exact(row, compared)
                 continue
             comparison, printed = _NumberComparison.compare_all(compared, expected.numbers), expected.numbers.given
             judged = [
-                comparison.row(row, index) for index in _indices_in_document_order(value, expected) if printed[index]
+                comparison.make_row(row, index)
+                for index in _list_indices_in_document_order(value, expected)
+                if printed[index]
             ]
             rows += _mark_erratum(judged, expected.erratum) if expected.erratum else judged
     return rows
 
 
-def _rows_against_exact(template: Row, compared: _ComparedValue) -> list[Row]:
+def _make_rows_against_exact(template: Row, compared: _ComparedValue) -> list[Row]:
     """Compare a quantity that a document computes and does not print with the exact answer."""
-    value, exact, bound = compared.value, compared.target.exact, compared.bound
-    difference, odd = absolute_difference(value, exact), differing_nonfinite(value, exact)
-    ratio, open_ = error_ratio(difference, bound), compared.open
+    value, exact, bound = compared.value, compared.target.exact_numbers, compared.bound
+    difference, odd = absolute_difference(value, exact), flag_differing_nonfinite(value, exact)
+    ratio, open_ = error_ratio(difference, bound), compared.uncomparable_elements
     rows = []
-    for index in _indices_in_document_order(value, compared.expected):
+    for index in _list_indices_in_document_order(value, compared.expected):
         row = replace(template, index=format_index(index), value=float(value[index]))
         if open_[index]:
-            rows.append(replace(row, verdict=Verdict.UNVERIFIED, message=f"not compared: {compared.why_open(index)}"))
+            rows.append(
+                replace(row, verdict=Verdict.UNVERIFIED, message=f"not compared: {compared.reason_not_compared(index)}")
+            )
             continue
         verdict = Verdict.NONFINITE if odd[index] else Verdict.AGREE
         verdict = Verdict.NUMERIC if difference[index] > bound[index] else verdict
@@ -288,18 +297,28 @@ class _NumberComparison:
     compared: _ComparedValue
     numbers: PrintedArray
     difference: Array
-    odd: NDArray[np.bool_]
+    differing_nonfinite: NDArray[np.bool_]
     half_unit: Array
     missed_by_truth: NDArray[np.bool_]
-    open: NDArray[np.bool_]
+    uncomparable_elements: NDArray[np.bool_]
 
     @classmethod
     def compare_all(cls, compared: _ComparedValue, numbers: PrintedArray) -> _NumberComparison:
         """Compare all numbers at once."""
         value = compared.value
-        difference, odd = absolute_difference(value, numbers.value), differing_nonfinite(value, numbers.value)
-        missed_by_truth = flag_misses(compared.target, numbers) & (compared.expected.basis == "printed")
-        return cls(compared, numbers, difference, odd, numbers.radius_towards(value), missed_by_truth, compared.open)
+        difference, odd = absolute_difference(value, numbers.value), flag_differing_nonfinite(value, numbers.value)
+        missed_by_truth = flag_numbers_missed_by_truth(compared.target, numbers) & (
+            compared.expected.basis == "printed"
+        )
+        return cls(
+            compared,
+            numbers,
+            difference,
+            odd,
+            numbers.radius_on_side_of(value),
+            missed_by_truth,
+            compared.uncomparable_elements,
+        )
 
     @cached_property
     def allowed(self) -> Array:
@@ -311,7 +330,7 @@ class _NumberComparison:
         """The dtype that a document was computed in, if it declares one."""
         return self.compared.reference.case.computed_in if self.compared.expected.basis == "printed" else None
 
-    def row(self, template: Row, index: tuple[int, ...]) -> Row:
+    def make_row(self, template: Row, index: tuple[int, ...]) -> Row:
         """Return the verdict on one number."""
         numbers, target, expected = self.numbers, self.compared.target, self.compared.expected
         row = replace(
@@ -323,36 +342,41 @@ class _NumberComparison:
             difference=float(self.difference[index]),
             half_unit=float(self.half_unit[index]),
         )
-        if self.open[index]:
-            return _uncompared_row(row, expected, self.compared.why_open(index), is_odd=bool(self.odd[index]))
+        if self.uncomparable_elements[index]:
+            return _make_uncompared_row(
+                row, expected, self.compared.reason_not_compared(index), is_odd=bool(self.differing_nonfinite[index])
+            )
         row = replace(
             row,
-            propagated=float(target.propagated[index]),
-            document_bound=float(target.document[index]) if self.declared_dtype else None,
+            propagated=float(target.propagated_error[index]),
+            document_bound=float(target.document_error[index]) if self.declared_dtype else None,
             allowed=float(self.allowed[index]),
-            exact=float(target.exact[index]),
+            exact=float(target.exact_numbers[index]),
         )
-        if self.difference[index] > self.allowed[index] or self.odd[index]:
-            return self._missed_row(row, index)
-        if self.declared_dtype and self.difference[index] > self.allowed[index] - target.document[index]:
+        if self.difference[index] > self.allowed[index] or self.differing_nonfinite[index]:
+            return self._make_missed_row(row, index)
+        if self.declared_dtype and self.difference[index] > self.allowed[index] - target.document_error[index]:
             return replace(
-                row, message=f"{_describe_difference(row, expected)}{_document_share(row, self.declared_dtype)}"
+                row,
+                message=f"{_describe_difference(row, expected)}{_describe_document_share(row, self.declared_dtype)}",
             )
         return row
 
-    def _missed_row(self, row: Row, index: tuple[int, ...]) -> Row:
+    def _make_missed_row(self, row: Row, index: tuple[int, ...]) -> Row:
         """Return the row of a wrong number; its verdict says if the document or the implementation is wrong."""
-        message = f"{_describe_difference(row, self.compared.expected)}{_document_share(row, self.declared_dtype)}"
+        message = (
+            f"{_describe_difference(row, self.compared.expected)}{_describe_document_share(row, self.declared_dtype)}"
+        )
         if not self.missed_by_truth[index]:
-            verdict = Verdict.NONFINITE if self.odd[index] else Verdict.NUMERIC
+            verdict = Verdict.NONFINITE if self.differing_nonfinite[index] else Verdict.NUMERIC
             return replace(row, verdict=verdict, message=message)
-        hint = misprint_hints(self.compared.reference, self.compared.expected, self.numbers)[index]
-        message = f"{message}; the exact answer is {float(self.compared.target.exact[index]):.17g}"
+        hint = explain_misprints(self.compared.reference, self.compared.expected, self.numbers)[index]
+        message = f"{message}; the exact answer is {float(self.compared.target.exact_numbers[index]):.17g}"
         message = f"{message}; {hint}" if hint else message
         return replace(row, verdict=Verdict.MISPRINT, message=message, hint=hint or None)
 
 
-def _uncompared_row(row: Row, expected: ExpectedStage, why: str, *, is_odd: bool) -> Row:
+def _make_uncompared_row(row: Row, expected: ExpectedStage, why: str, *, is_odd: bool) -> Row:
     """Return the row of a number without a bound: it agrees if it is the same, and is unverified otherwise.
 
     A number that is known to be NaN or infinity is meant as such: another one fails without a bound.
@@ -380,7 +404,7 @@ def _describe_difference(row: Row, expected: ExpectedStage) -> str:
     )
 
 
-def _document_share(row: Row, declared: str | None) -> str:
+def _describe_document_share(row: Row, declared: str | None) -> str:
     """Return the text for the share of the bound that is due to the precision of the document."""
     return f", {row.document_bound:.3g} of it for rounding in {declared}, as the document says" if declared else ""
 
@@ -396,7 +420,7 @@ def _mark_erratum(rows: list[Row], erratum: str) -> list[Row]:
     return [replace(row, xfail=True, message=erratum) if row.verdict == Verdict.MISPRINT else row for row in rows]
 
 
-def _indices_in_document_order(value: Array, expected: ExpectedStage) -> list[tuple[int, ...]]:
+def _list_indices_in_document_order(value: Array, expected: ExpectedStage) -> list[tuple[int, ...]]:
     """Return the indices in the order in which the document prints the numbers."""
     indices = list(np.ndindex(value.shape))
     if expected.transpose:

@@ -18,7 +18,7 @@ from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.flags import Flags
 from attncheck.attention.sampling import count_queries, index_in_whole_stage, select_stage_rows
 from attncheck.common.wording import format_ratio
-from attncheck.judging.compare import Index, MeasuredErrors, Tier, index_of_largest, measure_errors
+from attncheck.judging.compare import ErrorTier, Index, MeasuredErrors, index_of_largest, measure_errors
 from attncheck.judging.exact_stages import Array, Stages
 from attncheck.judging.stage_bounds import StageReference
 from attncheck.judging.truth import Truth
@@ -61,14 +61,14 @@ class StageJudgement:
     @property
     def is_noisy(self) -> bool:
         """True if the errors do not fail but are larger than those of every known good implementation."""
-        return Tier.WARNING in {measured.tier for measured in (self.accumulated, self.introduced) if measured}
+        return ErrorTier.WARNING in {measured.tier for measured in (self.accumulated, self.introduced) if measured}
 
     @property
     def is_at_fault(self) -> bool:
         """True if this stage itself is at fault, not one before it."""
         if self.verdict is Verdict.AGREE:
             return False
-        return self.introduced is None or self.introduced.tier.fails or self.verdict is not Verdict.NUMERIC
+        return self.introduced is None or self.introduced.tier.is_failure or self.verdict is not Verdict.NUMERIC
 
 
 def sort_stages(stages: Iterable[str], options: Mapping[str, Any] | None = None) -> list[str]:
@@ -91,15 +91,15 @@ def judge_stages(
     truth: Truth, stages: Mapping[str, Array], shapes: Mapping[str, Shape], rounding_model: str
 ) -> list[StageJudgement]:
     """Judge every stage that an implementation returned, in the order of computation."""
-    sound = well_formed_stages(truth, stages, shapes)
+    sound = select_well_formed_stages(truth, stages, shapes)
     judgements = [
         judge_stage(truth, stage, stages[stage], sound, shapes, rounding_model)
-        for stage in sort_stages(stages, truth.judged.canonical.options)
+        for stage in sort_stages(stages, truth.judged_problem.canonical.options)
     ]
-    return explain_first_fault(judgements)
+    return explain_first_faulty_stage(judgements)
 
 
-def explain_first_fault(judgements: list[StageJudgement]) -> list[StageJudgement]:
+def explain_first_faulty_stage(judgements: list[StageJudgement]) -> list[StageJudgement]:
     """Replace the message of the first wrong stage, if it says that the error comes from an earlier stage."""
     begins_at = first_faulty_stage(judgements)
     return [
@@ -110,12 +110,14 @@ def explain_first_fault(judgements: list[StageJudgement]) -> list[StageJudgement
     ]
 
 
-def well_formed_stages(truth: Truth, stages: Mapping[str, Array], shapes: Mapping[str, Shape]) -> dict[str, Array]:
+def select_well_formed_stages(
+    truth: Truth, stages: Mapping[str, Array], shapes: Mapping[str, Shape]
+) -> dict[str, Array]:
     """Return the judged rows of the stages that have the right shape and dtype."""
     return {
-        stage: select_stage_rows(stage, array, truth.judged.query_rows)
+        stage: select_stage_rows(stage, array, truth.judged_problem.judged_rows)
         for stage, array in stages.items()
-        if array.shape == shapes.get(stage) and str(array.dtype) == truth.bounds.dtype_of(stage)
+        if array.shape == shapes.get(stage) and str(array.dtype) == truth.bounds.stage_dtype(stage)
     }
 
 
@@ -130,42 +132,42 @@ def judge_stage(
     truth: Truth,
     stage: str,
     array: Array,
-    sound: Stages,
+    well_formed: Stages,
     shapes: Mapping[str, Shape],
     rounding_model: str,
     *,
-    has_step: bool = True,
+    judge_step: bool = True,
 ) -> StageJudgement:
-    """Judge one stage; ``sound`` are all ``well_formed_stages``, of which it depends on those before it and on itself.
+    """Judge one stage; ``well_formed`` are all well-formed stages: the stage and those before it matter.
 
-    Unless it ``has_step``, it is compared only with the exact answer, and not with the step from the stage before.
+    Unless it ``judge_step``, it is compared only with the exact answer, and not with the step from the stage before.
     """
     wanted = shapes.get(stage)
     if wanted is not None and array.shape != wanted:
         message = f"expected shape {format_shape(wanted)}, got {format_shape(array.shape)}"
         return StageJudgement(stage, Verdict.SHAPE, message=message)
-    expected_dtype = truth.bounds.dtype_of(stage)
+    expected_dtype = truth.bounds.stage_dtype(stage)
     if wanted is not None and str(array.dtype) != expected_dtype:
         expected = " or ".join(filter(None, (expected_dtype, wide_dtype(stage, expected_dtype))))
         return StageJudgement(stage, Verdict.DTYPE, message=f"expected {expected}, got {array.dtype}")
     if wanted is None or stage not in truth.exact:
-        reason = truth.outside or f"no exact answer is known for a stage of this name: {stage}"
+        reason = truth.no_answer_reason or f"no exact answer is known for a stage of this name: {stage}"
         return StageJudgement(stage, Verdict.UNVERIFIED, unjudged=array.size, message=reason)
-    rows, reference = sound[stage], truth.reference(stage, rounding_model, sound[stage])
-    odd, unjudged = reference.flag_wrong_nonfinite(rows), int(reference.open.sum())
+    rows, reference = well_formed[stage], truth.stage_reference(stage, rounding_model, well_formed[stage])
+    odd, unjudged = reference.flag_wrong_nonfinite(rows), int(reference.unjudged_elements.sum())
     if odd.any():
         judgement = _judge_nonfinite(stage, reference.exact, rows, odd)
     else:
-        step = truth.step(stage, sound, rounding_model) if has_step else None
-        judgement = _judge_finite(stage, rows, reference, step, is_whole=truth.judged.query_rows is None)
+        step = truth.step_reference(stage, well_formed, rounding_model) if judge_step else None
+        judgement = _judge_finite(stage, rows, reference, step, is_whole=truth.judged_problem.judged_rows is None)
     if unjudged and judgement.verdict is Verdict.AGREE:
-        why = truth.why_open(stage, index_of_largest(reference.open))
-        judgement = _with_unjudged_elements(judgement, reference.open, why)
+        why = truth.reason_not_judged(stage, index_of_largest(reference.unjudged_elements))
+        judgement = _note_unjudged_elements(judgement, reference.unjudged_elements, why)
     judgement = replace(judgement, unjudged=unjudged, has_wide_statistics=truth.bounds.has_wide_statistics)
-    return _with_whole_indices(judgement, truth.judged)
+    return _convert_to_whole_indices(judgement, truth.judged_problem)
 
 
-def _with_unjudged_elements(judgement: StageJudgement, unjudged: Flags, why: str) -> StageJudgement:
+def _note_unjudged_elements(judgement: StageJudgement, unjudged: Flags, why: str) -> StageJudgement:
     """Add to the message why elements were not judged; a stage without judged elements is unverified."""
     if unjudged.all():
         return StageJudgement(judgement.stage, Verdict.UNVERIFIED, message=f"there is no exact answer: {why}")
@@ -173,7 +175,7 @@ def _with_unjudged_elements(judgement: StageJudgement, unjudged: Flags, why: str
     return replace(judgement, message=message)
 
 
-def failing_elements(reference: StageReference, array: Array) -> Flags:
+def flag_failing_elements(reference: StageReference, array: Array) -> Flags:
     """Flag the elements of the judged rows of a stage that are proved to be wrong."""
     return reference.flag_beyond_bound(array) | reference.flag_wrong_nonfinite(array)
 
@@ -182,12 +184,12 @@ def stage_agrees(reference: StageReference, array: Array) -> bool:
     """Return whether the judged rows of a stage are right."""
     if reference.exact.shape != array.shape:  # a reading may give a stage another shape, which no returned stage has
         return False
-    return not reference.flag_wrong_nonfinite(array).any() and not _measure_stage(reference, array).tier.fails
+    return not reference.flag_wrong_nonfinite(array).any() and not _measure_stage(reference, array).tier.is_failure
 
 
-def _with_whole_indices(judgement: StageJudgement, judged: JudgedProblem) -> StageJudgement:
+def _convert_to_whole_indices(judgement: StageJudgement, judged: JudgedProblem) -> StageJudgement:
     """Convert indices in the judged rows to indices in the whole stage, and count the judged rows."""
-    stage, rows = judgement.stage, judged.query_rows
+    stage, rows = judgement.stage, judged.judged_rows
     if rows is None or query_axis(stage) is None:
         return judgement
 
@@ -200,7 +202,7 @@ def _with_whole_indices(judgement: StageJudgement, judged: JudgedProblem) -> Sta
         introduced=moved(judgement.introduced),
         index=index_in_whole_stage(stage, judgement.index, rows),
         judged_rows=len(rows),
-        query_rows=count_queries(judged.problem.inputs),
+        query_rows=count_queries(judged.problem_without_layout.inputs),
     )
 
 
@@ -216,8 +218,8 @@ def _judge_nonfinite(stage: str, exact: Enclosure, array: Array, odd: Flags) -> 
 
 def _measure_stage(reference: StageReference, array: Array) -> MeasuredErrors:
     exact, bound, has_statistics = reference.exact, reference.bound, reference.supports_statistics
-    errors = exact.error_of(array), exact.radius, bound.max_error, bound.sigma
-    return measure_errors(*errors, reference.measured, supports_statistics=has_statistics)
+    errors = exact.distance_to(array), exact.radius, bound.max_error, bound.sigma
+    return measure_errors(*errors, reference.measured_elements, supports_statistics=has_statistics)
 
 
 def _judge_finite(
@@ -225,9 +227,9 @@ def _judge_finite(
 ) -> StageJudgement:
     """Judge a stage by its errors, with the worst element of the failing comparison; a failing step goes first."""
     accumulated, introduced = _measure_stage(reference, array), None if step is None else _measure_stage(step, array)
-    fails, named, failing = accumulated.tier.fails, accumulated, reference
+    fails, named, failing = accumulated.tier.is_failure, accumulated, reference
     against: Literal["exact", "step"] = "exact"
-    if step is not None and introduced is not None and introduced.tier.fails:
+    if step is not None and introduced is not None and introduced.tier.is_failure:
         fails, named, failing, against = True, introduced, step, "step"
     index, exact, bound = named.index, failing.exact, failing.bound
     details: dict[str, Any] = {}
@@ -240,12 +242,12 @@ def _judge_finite(
             "bound": float(bound.max_error[index]),
         }
     verdict = Verdict.NUMERIC if fails else Verdict.AGREE
-    message = explain_errors(accumulated, introduced) if fails else ""
-    if fails and named.tier is Tier.PROVEN:
+    message = describe_errors(accumulated, introduced) if fails else ""
+    if fails and named.tier is ErrorTier.PROVEN:
         wrong = failing.flag_beyond_bound(array)
         if named.ratio == np.inf:
-            message = explain_without_bound(stage, array, exact, wrong & (bound.max_error == 0), against)
-        is_own = introduced is None or introduced.tier.fails
+            message = describe_errors_without_bound(stage, array, exact, wrong & (bound.max_error == 0), against)
+        is_own = introduced is None or introduced.tier.is_failure
         message = "; ".join(filter(None, (message, describe_wrong_ranges(stage, wrong) if is_whole and is_own else "")))
     return StageJudgement(stage, verdict, accumulated, introduced, index, message=message, **details)
 
@@ -255,20 +257,20 @@ ERROR_ACCUMULATES = "no step is wrong by itself: what is rounded in each adds up
 """Message of the first stage that fails, if no stage that was returned before it fails."""
 
 
-def explain_errors(accumulated: MeasuredErrors, introduced: MeasuredErrors | None) -> str:
+def describe_errors(accumulated: MeasuredErrors, introduced: MeasuredErrors | None) -> str:
     """Describe how large the errors of a stage are, and if the stage itself introduces them."""
-    if introduced is None or not accumulated.tier.fails:
+    if introduced is None or not accumulated.tier.is_failure:
         return _format_error(
             "against the exact answer" if introduced is None else "in this step", introduced or accumulated
         )
-    if introduced.tier.fails:
+    if introduced.tier.is_failure:
         return _format_error("in this step", introduced)
     return f"{_format_error('against the exact answer', accumulated)}; {ERROR_FROM_EARLIER_STAGE}"
 
 
-def explain_without_bound(stage: str, array: Array, exact: Enclosure, elements: Flags, against: str) -> str:
+def describe_errors_without_bound(stage: str, array: Array, exact: Enclosure, elements: Flags, against: str) -> str:
     """Describe errors of elements for which no error is possible: the error over its bound would be infinite."""
-    error = np.where(elements, exact.error_of(array), 0.0)
+    error = np.where(elements, exact.distance_to(array), 0.0)
     largest, count = float(error.max()), int(elements.sum())
     if stage == "weights" and not exact.high[elements].any():
         keys = "a masked key has weight" if count == 1 else f"{count} masked keys have weight"
@@ -278,7 +280,7 @@ def explain_without_bound(stage: str, array: Array, exact: Enclosure, elements: 
 
 
 def _format_error(against: str, measured: MeasuredErrors) -> str:
-    if measured.tier is Tier.PROVEN:
+    if measured.tier is ErrorTier.PROVEN:
         return f"{format_ratio(measured.ratio)} times the largest error that is possible {against}"
     return (
         f"errors too large to be rounding {against}: largest {measured.largest_z:.3g} sigma, "

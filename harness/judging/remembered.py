@@ -51,12 +51,12 @@ def judging_version() -> str:
     return digest_of(digest_of_code(JUDGING_CODE, _LIBRARIES), cpu_features())
 
 
-def store_key(kind: str, *parts: Any) -> Key:
+def make_store_key(kind: str, *parts: Any) -> Key:
     """Return the key of an entry that depends on the parts, and on the code that judges."""
     return Key(kind, digest_of(judging_version(), *parts))
 
 
-def store_key_of_rows(
+def make_store_key_of_rows(
     case: Case,
     dtype: str,
     inputs: RoundedInputs,
@@ -69,7 +69,7 @@ def store_key_of_rows(
     evaluation is no part of the key.
     """
     untimed = {name: replace(outcome, seconds=None) for name, outcome in outcomes.items()}
-    return store_key("rows", case.digest, dtype, inputs, list(outcomes), untimed, judged_by)
+    return make_store_key("rows", case.digest, dtype, inputs, list(outcomes), untimed, judged_by)
 
 
 def rows_to_bytes(rows: Sequence[Row]) -> bytes:
@@ -94,8 +94,8 @@ def enclosures_to_bytes(exact: Mapping[str, Enclosure], inner: Arrays) -> bytes:
     for stage, enclosure in exact.items():
         unit = unit_in_last_place(enclosure.high)
         parts |= {
-            f"low {stage}": _divide_if_lossless(enclosure.low, unit),
-            f"radius {stage}": _divide_if_lossless(enclosure.radius, unit),
+            f"low {stage}": _divide_by_unit_if_lossless(enclosure.low, unit),
+            f"radius {stage}": _divide_by_unit_if_lossless(enclosure.radius, unit),
         }
     return arrays_to_bytes({**parts, **{f"inner {stage}": array for stage, array in inner.items()}})
 
@@ -119,7 +119,7 @@ def enclosures_from_bytes(data: bytes) -> tuple[dict[str, Enclosure], dict[str, 
     return exact, parts["inner"]
 
 
-def _divide_if_lossless(array: NDArray[Any], unit: NDArray[Any]) -> NDArray[Any]:
+def _divide_by_unit_if_lossless(array: NDArray[Any], unit: NDArray[Any]) -> NDArray[Any]:
     """Return numbers in units, in float32; unchanged if that would lose a bit of any."""
     with np.errstate(all="ignore"):
         scaled = (array / unit).astype(np.float32)
@@ -152,7 +152,7 @@ def arrays_from_bytes(data: bytes) -> dict[str, NDArray[Any]]:
     line, _, packed = data.partition(b"\n")
     try:
         heading, lengths = json.loads(line)
-        planes = _numbers_by_dtype(packed, [(np.dtype(dtype), count) for dtype, count in lengths])
+        planes = _decompress_numbers_by_dtype(packed, [(np.dtype(dtype), count) for dtype, count in lengths])
         return {
             name: planes[dtype][start : start + math.prod(shape)].reshape(shape).copy()
             for name, dtype, shape, start in heading
@@ -161,7 +161,9 @@ def arrays_from_bytes(data: bytes) -> dict[str, NDArray[Any]]:
         raise UnreadableEntry from error
 
 
-def _numbers_by_dtype(packed: bytes, lengths: Sequence[tuple[np.dtype[Any], int]]) -> dict[str, NDArray[Any]]:
+def _decompress_numbers_by_dtype(
+    packed: bytes, lengths: Sequence[tuple[np.dtype[Any], int]]
+) -> dict[str, NDArray[Any]]:
     """Decompress all numbers of each dtype, one after the other."""
     data = zlib.decompress(packed)
     numbers: dict[str, NDArray[Any]] = {}

@@ -14,18 +14,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.bounds import Bound, accumulated_bounds, bound_stages, bounds_by_rows, introduced_bounds
+from attncheck.attention.bounds import (
+    Bound,
+    bound_accumulated_errors,
+    bound_accumulated_errors_by_rows,
+    bound_introduced_errors,
+    bound_stages,
+)
 from attncheck.attention.errors import Real
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.flags import Flags
 from attncheck.attention.problem import Computation
 from attncheck.judging.exact_stages import Array, ExactStages, ExactStep, Stages
-from attncheck.judging.undefined import UndefinedRows, unbound_overflown
-from attncheck.spec import GRADIENTS, OPERATIONS, THROUGH_SCORES, stage_dtype, wide_dtype
+from attncheck.judging.undefined import UndefinedRows, remove_bounds_of_overflown
+from attncheck.spec import GRADIENTS, GRADIENTS_THROUGH_SCORES, OPERATIONS, stage_dtype, wide_dtype
 from attncheck.spec.classes import rounding_model_named
 from attncheck.spec.rounding import FORMATS, RoundingModel
 
-_GRADIENTS_FROM_WEIGHTS = frozenset(GRADIENTS).difference(THROUGH_SCORES)
+_GRADIENTS_FROM_WEIGHTS = frozenset(GRADIENTS).difference(GRADIENTS_THROUGH_SCORES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,63 +42,70 @@ class StageBounds:
     ``has_wide_statistics`` are for implementations that return log_sum_exp in float32 and outputs in 16 bits.
     """
 
-    stages: ExactStages
+    exact_stages: ExactStages
     dtype: str
     uniform_rows: UndefinedRows | None = None
     has_wide_statistics: bool = False
-    _known: dict[str, Mapping[str, Bound]] = field(default_factory=dict, init=False)
-    _from_inputs: dict[RoundingModel, Mapping[str, Bound]] = field(default_factory=dict, init=False)
+    _bounds_by_model: dict[str, Mapping[str, Bound]] = field(default_factory=dict, init=False)
+    _accumulated_bounds: dict[RoundingModel, Mapping[str, Bound]] = field(default_factory=dict, init=False)
     """Bounds from the inputs alone, before values that are not finite get a bound of 0."""
-    _last_step: dict[tuple[Any, ...], Mapping[str, Bound] | None] = field(default_factory=dict, init=False)
+    _cached_step_bounds: dict[tuple[Any, ...], Mapping[str, Bound] | None] = field(default_factory=dict, init=False)
 
-    def dtype_of(self, stage: str) -> str:
+    def stage_dtype(self, stage: str) -> str:
         """Return the dtype in which a stage is returned."""
-        dtype = stage_dtype(self.stages.canonical.operation, stage, self.dtype)
+        dtype = stage_dtype(self.exact_stages.canonical_problem.operation, stage, self.dtype)
         return (wide_dtype(stage, dtype) if self.has_wide_statistics else None) or dtype
 
     def has_wider_stage(self, stages: Stages) -> bool:
         """Return whether a stage has a wider dtype than these bounds are for, and may have it."""
-        return any(str(array.dtype) == wide_dtype(stage, self.dtype_of(stage)) for stage, array in stages.items())
+        return any(str(array.dtype) == wide_dtype(stage, self.stage_dtype(stage)) for stage, array in stages.items())
 
-    def rounding(self, rounding_model: str) -> RoundingModel:
+    def find_rounding_model(self, rounding_model: str) -> RoundingModel:
         """Return a rounding model by its name, in the dtype of the inputs."""
         rounding = rounding_model_named(rounding_model, self.dtype)
         return replace(rounding, wide_statistics=True) if self.has_wide_statistics else rounding
 
-    def of(self, rounding_model: str) -> Mapping[str, Bound]:
+    def bounds_by_stage(self, rounding_model: str) -> Mapping[str, Bound]:
         """Return the bounds of every stage against its exact value."""
-        if rounding_model not in self._known:
-            self._known[rounding_model] = self._compute_bounds(rounding_model)
-        return self._known[rounding_model]
+        if rounding_model not in self._bounds_by_model:
+            self._bounds_by_model[rounding_model] = self._compute_bounds(rounding_model)
+        return self._bounds_by_model[rounding_model]
 
-    def with_known(self, rounding_model: str, bounds: Mapping[str, Bound]) -> StageBounds:
+    def with_replaced_bounds(self, rounding_model: str, bounds: Mapping[str, Bound]) -> StageBounds:
         """Return a copy with other bounds for a rounding model."""
         bounds_with = replace(self)
-        bounds_with._known[rounding_model] = bounds
+        bounds_with._bounds_by_model[rounding_model] = bounds
         return bounds_with
 
     def _compute_bounds(self, rounding_model: str) -> dict[str, Bound]:
-        if not self.stages.values:
+        if not self.exact_stages.enclosures:
             return {}
-        rounding, rows, canonical = self.rounding(rounding_model), self.uniform_rows, self.stages.canonical
-        values, exact = self.stages.high, {**self.stages.inner, **self.stages.high}
+        rounding, rows, canonical = (
+            self.find_rounding_model(rounding_model),
+            self.uniform_rows,
+            self.exact_stages.canonical_problem,
+        )
+        values, exact = (
+            self.exact_stages.float64_values,
+            {**self.exact_stages.inner_stages, **self.exact_stages.float64_values},
+        )
         if rows is not None:
-            canonical = replace(canonical, inputs=rows.with_equal_logits(canonical.inputs))
-            exact = rows.with_equal_logits(exact)
-        if self.stages.inner:
-            bounds = bounds_by_rows(canonical, rounding, exact, tuple(values))
+            canonical = replace(canonical, inputs=rows.zero_logits_of_empty_rows(canonical.inputs))
+            exact = rows.zero_logits_of_empty_rows(exact)
+        if self.exact_stages.inner_stages:
+            bounds = bound_accumulated_errors_by_rows(canonical, rounding, exact, tuple(values))
         elif rows is not None:
-            bounds = bound_stages(Computation.of(canonical), rounding, exact, exact)
+            bounds = bound_stages(Computation.from_problem(canonical), rounding, exact, exact)
             if sums := [
                 stage for stage in exact if stage in _GRADIENTS_FROM_WEIGHTS
             ]:  # uniform weights take part, without a key
-                bounds |= accumulated_bounds(rows.with_equal_scores(canonical.options), rounding, exact, sums)
-            bounds = self._without_overflown(rounding, bounds)
+                bounds |= bound_accumulated_errors(rows.with_equal_scores(canonical.options), rounding, exact, sums)
+            bounds = self._remove_bounds_of_overflown(rounding, bounds)
         else:
-            bounds = bound_stages(self.stages.wide_computation, rounding, exact, exact)
-            bounds = self._without_overflown(rounding, bounds)
+            bounds = bound_stages(self.exact_stages.float64_computation, rounding, exact, exact)
+            bounds = self._remove_bounds_of_overflown(rounding, bounds)
             if not OPERATIONS[canonical.operation].has_projections:
-                self._from_inputs[rounding] = bounds
+                self._accumulated_bounds[rounding] = bounds
         return {stage: _zero_unless_finite(bound, values[stage]) for stage, bound in bounds.items()}
 
     def step_bounds(self, step: ExactStep, rounding_model: str) -> Mapping[str, Bound] | None:
@@ -100,28 +113,32 @@ class StageBounds:
 
         The last ones are kept for implementations with the same stages before it.
         """
-        if self.stages.inner and step.values is self.stages.values:
-            return self.of(rounding_model)
-        key = (rounding_model, *step.key, *sorted(step.earlier))
-        if key not in self._last_step:
-            rounding = self.rounding(rounding_model)
-            if step.values is self.stages.values and rounding in self._from_inputs:
-                return self._from_inputs[rounding]
-            values = {stage: step.values[stage].high for stage in step.stages}
-            bounds = introduced_bounds(self.stages.wide_computation, rounding, step.earlier, values)
-            self._last_step.clear()
-            self._last_step[key] = bounds and self._without_overflown(rounding, bounds)
-        return self._last_step[key]
+        if self.exact_stages.inner_stages and step.exact_values is self.exact_stages.enclosures:
+            return self.bounds_by_stage(rounding_model)
+        key = (rounding_model, *step.cache_key, *sorted(step.earlier_stages))
+        if key not in self._cached_step_bounds:
+            rounding = self.find_rounding_model(rounding_model)
+            if step.exact_values is self.exact_stages.enclosures and rounding in self._accumulated_bounds:
+                return self._accumulated_bounds[rounding]
+            values = {stage: step.exact_values[stage].high for stage in step.stages}
+            bounds = bound_introduced_errors(
+                self.exact_stages.float64_computation, rounding, step.earlier_stages, values
+            )
+            self._cached_step_bounds.clear()
+            self._cached_step_bounds[key] = bounds and self._remove_bounds_of_overflown(rounding, bounds)
+        return self._cached_step_bounds[key]
 
-    def _without_overflown(self, rounding: RoundingModel, bounds: Mapping[str, Bound]) -> dict[str, Bound]:
+    def _remove_bounds_of_overflown(self, rounding: RoundingModel, bounds: Mapping[str, Bound]) -> dict[str, Bound]:
         """Remove the bounds of elements that depend on scores that overflow the format in which they are stored."""
-        return unbound_overflown(self.stages.canonical, rounding, self.stages.high.get("raw_scores"), bounds)
+        return remove_bounds_of_overflown(
+            self.exact_stages.canonical_problem, rounding, self.exact_stages.float64_values.get("raw_scores"), bounds
+        )
 
 
 def _zero_unless_finite(bound: Bound, exact: Array) -> Bound:
     """Set the bound to 0 for exact values that are not finite: such values are compared, not measured."""
     finite = np.isfinite(exact)
-    return bound if finite.all() else bound.mapped(lambda part: np.where(finite, part, 0.0))
+    return bound if finite.all() else bound.map_arrays(lambda part: np.where(finite, part, 0.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,41 +154,45 @@ class StageReference:
     supports_statistics: bool
 
     @cached_property
-    def measured(self) -> Flags:
+    def measured_elements(self) -> Flags:
         """The elements with an error: the exact value is a number of the dtype, and its bound is finite."""
         return flag_within_range(self.exact, self.dtype) & np.isfinite(self.bound.max_error)
 
     @cached_property
-    def prescribed(self) -> Flags:
+    def nonfinite_exact_elements(self) -> Flags:
         """The elements whose exact answer is -inf or NaN: the result has to be the same."""
         high = self.exact.high
         prescribed: Flags = ((high == -np.inf) | np.isnan(high)) & (self.exact.radius == 0)
         return prescribed
 
     @cached_property
-    def open(self) -> Flags:
+    def unjudged_elements(self) -> Flags:
         """The elements that cannot be judged: neither measured nor prescribed."""
-        return ~self.measured if self.measured.all() else ~(self.measured | self.prescribed)
+        return (
+            ~self.measured_elements
+            if self.measured_elements.all()
+            else ~(self.measured_elements | self.nonfinite_exact_elements)
+        )
 
     @property
     def max_error(self) -> Real:
         """The largest error that is possible, NaN for elements without an exact answer."""
-        return np.where(self.open, np.nan, self.bound.max_error)
+        return np.where(self.unjudged_elements, np.nan, self.bound.max_error)
 
     def flag_wrong_nonfinite(self, array: Array) -> Flags:
         """Flag values that are NaN or infinite if the exact one is not, or the other way round."""
         stored = array.astype(np.float64)
-        odd: Flags = ~np.isfinite(stored) & self.measured
-        if not self.measured.all():
+        odd: Flags = ~np.isfinite(stored) & self.measured_elements
+        if not self.measured_elements.all():
             high = self.exact.high
-            odd |= self.prescribed & ~((stored == high) | (np.isnan(stored) & np.isnan(high)))
+            odd |= self.nonfinite_exact_elements & ~((stored == high) | (np.isnan(stored) & np.isnan(high)))
         return odd
 
     def flag_beyond_bound(self, array: Array) -> Flags:
         """Flag errors that are larger than their bounds."""
         with np.errstate(invalid="ignore"):  # unjudged elements may have an infinite error and an infinite radius
-            error = self.exact.error_of(array) - self.exact.radius
-            beyond: Flags = self.measured & (error > self.bound.max_error)
+            error = self.exact.distance_to(array) - self.exact.radius
+            beyond: Flags = self.measured_elements & (error > self.bound.max_error)
         return beyond
 
 
@@ -193,7 +214,7 @@ class Conditioning:
     elements: int
     unit_roundoff: float
 
-    def of(self, bound: float, exact: float) -> float:
+    def condition_number(self, bound: float, exact: float) -> float:
         """Return the condition number of one element."""
         return float(condition_numbers(np.array(exact), np.array(bound), self.unit_roundoff))
 
@@ -214,7 +235,7 @@ def condition_numbers(
 
 def measure_conditioning(reference: StageReference) -> Conditioning | None:
     """Return the condition numbers of a stage; None if no element is measured."""
-    measured, unit_roundoff = reference.measured, FORMATS[reference.dtype].unit_roundoff
+    measured, unit_roundoff = reference.measured_elements, FORMATS[reference.dtype].unit_roundoff
     if not measured.any():
         return None
     values, errors = reference.exact.high[measured], reference.bound.max_error[measured]

@@ -47,13 +47,13 @@ from attncheck.attention.problem import OutsideDomain
 from attncheck.common.store import NO_STORE, Store
 from attncheck.judging.exact_stages import Array, ExactStages, Stages, evaluate_exact_stages
 from attncheck.judging.stage_bounds import StageBounds, StageReference
-from attncheck.judging.undefined import JudgedProblem, Undefined, find_undefined, make_judged_problem
+from attncheck.judging.undefined import JudgedProblem, UndefinedParts, find_undefined, make_judged_problem
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import RoundedInputs, problem_from_case
+from attncheck.reading.inputs import RoundedInputs, make_problem_of_case
 from attncheck.reading.problem import Problem
 from attncheck.spec.rounding import FORMATS
 
-_ONE_ROUNDING = frozenset({"capped", "biased"})
+_STAGES_ROUNDED_ONCE = frozenset({"capped", "biased"})
 """Steps with one rounding per element, of a rounded number: without a sum, statistics do not apply."""
 
 
@@ -62,65 +62,70 @@ class Truth:
     """The exact stages of one computation, from its inputs as stored, their bounds, and undefined elements.
 
     If it ``supports_statistics``, inputs are continuous and unstructured, so that statistics of rounding errors apply.
-    ``outside`` is the reason why there is no exact answer, if there is none. Further answers are cached in the
-    ``store``. ``read_as`` describes the conventions that an implementation declares, if this is the truth under them.
+    ``no_answer_reason`` is the reason why there is no exact answer, if there is none. Further answers are cached in the
+    ``store``. ``declared_conventions`` describes the conventions that an implementation declares, if this is the truth
+    under them.
     """
 
-    judged: JudgedProblem
+    judged_problem: JudgedProblem
     stages: ExactStages
     bounds: StageBounds
-    undefined: Undefined
+    undefined: UndefinedParts
     supports_statistics: bool
-    outside: str = ""
+    no_answer_reason: str = ""
     store: Store = NO_STORE
-    read_as: str = ""
-    of_readings: dict[str, Any] = field(default_factory=dict, init=False)
+    declared_conventions: str = ""
+    cached_readings: dict[str, Any] = field(default_factory=dict, init=False)
     """Cached results of other readings of the case (``readings.py``), for all implementations that fail it."""
 
     @cached_property
     def exact(self) -> Mapping[str, Enclosure]:
         """The exact answer of every stage; its radius is infinite if there is none."""
-        return self.undefined.apply(self.stages.values)
+        return self.undefined.withdraw_undefined(self.stages.enclosures)
 
     @cached_property
     def with_wide_statistics(self) -> Truth:
         """The truth for implementations whose log_sum_exp is float32, and so are its last roundings."""
         return replace(self, bounds=replace(self.bounds, has_wide_statistics=True))
 
-    def for_returned(self, stages: Stages) -> Truth:
+    def for_returned_dtypes(self, stages: Stages) -> Truth:
         """Return the truth for an implementation: another one if its log_sum_exp is wider than its outputs."""
         return self.with_wide_statistics if self.bounds.has_wider_stage(stages) else self
 
-    def reference(self, stage: str, rounding_model: str, returned: Array | None = None) -> StageReference:
+    def stage_reference(self, stage: str, rounding_model: str, returned: Array | None = None) -> StageReference:
         """Return the exact answer of a stage with its bound; if several are right, the one that was returned."""
-        exact, bound, dtype = self.exact[stage], self.bounds.of(rounding_model)[stage], self.bounds.dtype_of(stage)
+        exact, bound, dtype = (
+            self.exact[stage],
+            self.bounds.bounds_by_stage(rounding_model)[stage],
+            self.bounds.stage_dtype(stage),
+        )
         if returned is not None:
-            exact = self.undefined.apply_to_returned(stage, self.stages.values[stage], returned)
+            exact = self.undefined.withdraw_or_select_returned(stage, self.stages.enclosures[stage], returned)
             dtype = str(returned.dtype)
         return StageReference(exact, bound, dtype, self.supports_statistics)
 
-    def step(self, stage: str, returned: Stages, rounding_model: str) -> StageReference | None:
+    def step_reference(self, stage: str, returned: Stages, rounding_model: str) -> StageReference | None:
         """Return a stage's exact value from an implementation's own stages before it, and the bound for that step.
 
         ``returned`` are stages of the rows that are judged. None if a stage before it is not finite, or missing.
         """
-        clean = {name: self.undefined.without_undefined(name, array) for name, array in returned.items()}
-        step = self.stages.step(stage, clean)
+        clean = {name: self.undefined.zero_undefined(name, array) for name, array in returned.items()}
+        step = self.stages.evaluate_step(stage, clean)
         bounds = None if step is None else self.bounds.step_bounds(step, rounding_model)
         if step is None or bounds is None:
             return None
-        value = self.undefined.apply_to_step(stage, step.values[stage], step.earlier)
-        has_statistics = self.supports_statistics and stage not in _ONE_ROUNDING
-        return StageReference(value, bounds[stage], self.bounds.dtype_of(stage), has_statistics)
+        value = self.undefined.withdraw_undefined_of_step(stage, step.exact_values[stage], step.earlier_stages)
+        has_statistics = self.supports_statistics and stage not in _STAGES_ROUNDED_ONCE
+        return StageReference(value, bounds[stage], self.bounds.stage_dtype(stage), has_statistics)
 
-    def why_open(self, stage: str, index: tuple[int, ...]) -> str:
+    def reason_not_judged(self, stage: str, index: tuple[int, ...]) -> str:
         """Return why an element of a stage cannot be judged."""
         if stage not in self.exact:
-            return self.outside or f"none is known for a stage of this name: {stage}"
+            return self.no_answer_reason or f"none is known for a stage of this name: {stage}"
         exact = self.exact[stage]
         if not np.isfinite(exact.radius[index]):
-            return self.undefined.reason(stage, exact.shape, index) or "it is beyond the range of float64"
-        dtype = self.bounds.dtype_of(stage)
+            return self.undefined.describe_reason(stage, exact.shape, index) or "it is beyond the range of float64"
+        dtype = self.bounds.stage_dtype(stage)
         is_beyond = np.abs(exact.high[index]) > FORMATS[dtype].largest
         return f"it is beyond the range of {dtype}" if is_beyond else "no finite bound is known for its error"
 
@@ -143,24 +148,24 @@ def find_truth(
         >>> truth = find_truth(Problem("attention", {"is_causal": True}, inputs, "float64"))
         >>> truth.exact["output"].high.tolist()  # the mean of the values so far
         [[[[1.0], [2.5]]]]
-        >>> bool((truth.bounds.of("native")["output"].max_error < 1e-14).all())
+        >>> bool((truth.bounds.bounds_by_stage("native")["output"].max_error < 1e-14).all())
         True
     """
     judged, outside = make_judged_problem(problem, whole=whole), ""
     try:
-        stages = evaluate_exact_stages(judged.canonical, judged.query_rows, returned, store)
+        stages = evaluate_exact_stages(judged.canonical, judged.judged_rows, returned, store)
     except (OutsideDomain, PrecisionExhausted) as error:
-        judged, stages, outside = replace(judged, query_rows=None), ExactStages(judged.canonical), str(error)
+        judged, stages, outside = replace(judged, judged_rows=None), ExactStages(judged.canonical), str(error)
     return truth_of_stages(judged, stages, outside=outside, store=store)
 
 
 def truth_of_stages(judged: JudgedProblem, stages: ExactStages, *, outside: str = "", store: Store = NO_STORE) -> Truth:
     """Return the truth of a problem whose exact stages are known."""
-    undefined = Undefined(elements=judged.undefined_elements) if outside else find_undefined(judged)
-    assert judged.called.dtype, "error bounds need a dtype"
-    bounds = StageBounds(stages, judged.called.dtype, undefined.uniform_rows)
+    undefined = UndefinedParts(elements=judged.undefined_elements) if outside else find_undefined(judged)
+    assert judged.called_problem.dtype, "error bounds need a dtype"
+    bounds = StageBounds(stages, judged.called_problem.dtype, undefined.uniform_rows)
     # Masking rounds once, when it adds the bias: without a sum, statistics do not apply.
-    has_statistics = judged.called.supports_statistics and judged.canonical.operation != "masking"
+    has_statistics = judged.called_problem.supports_statistics and judged.canonical.operation != "masking"
     return Truth(judged, stages, bounds, undefined, has_statistics, outside, store)
 
 
@@ -174,12 +179,15 @@ def truth_of_case(
     stages = case.judged_stages if returned is None else returned
     if stages is not None:
         stages = {*stages, *(expected.of for expected in case.expected)}
-    return find_truth(problem_from_case(case, inputs), whole=bool(case.expected), returned=stages, store=store)
+    return find_truth(make_problem_of_case(case, inputs), whole=bool(case.expected), returned=stages, store=store)
 
 
 def truth_of_reading(case_truth: Truth, problem: Problem) -> Truth:
     """Return the truth of a case under another reading, ``problem``, on the same judged rows."""
-    whole, returned = case_truth.judged.query_rows is None, case_truth.exact if case_truth.stages.inner else None
+    whole, returned = (
+        case_truth.judged_problem.judged_rows is None,
+        case_truth.exact if case_truth.stages.inner_stages else None,
+    )
     read = replace(problem, dtype=case_truth.bounds.dtype, supports_statistics=case_truth.supports_statistics)
     truth = find_truth(read, whole=whole, returned=returned, store=case_truth.store)
     return truth.with_wide_statistics if case_truth.bounds.has_wide_statistics else truth

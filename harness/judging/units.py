@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, TypeAlias
 from attncheck.common.store import NO_STORE, Key, Store, UnreadableEntry
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed, Failure, Outcome
-from attncheck.judging.remembered import rows_from_bytes, rows_to_bytes, store_key_of_rows
-from attncheck.judging.xfail import KnownEmptyRows, blank_row, failure_row
+from attncheck.judging.remembered import make_store_key_of_rows, rows_from_bytes, rows_to_bytes
+from attncheck.judging.xfail import KnownEmptyRows, make_blank_row, make_failure_row
 from attncheck.reading.case import Case
-from attncheck.reading.expected_failures import ExpectedFailure, recorded_empty_rows
+from attncheck.reading.expected_failures import ExpectedFailure, find_recorded_empty_rows
 from attncheck.reading.inputs import RoundedInputs
 from attncheck.results.format import EXACT, INPUTS, Row, StoredArray, bound_array_name, has_failure
-from attncheck.spec.verdicts import WRONG_NUMBERS
+from attncheck.spec.verdicts import WRONG_NUMBER_VERDICTS
 
 if TYPE_CHECKING:
-    from attncheck.judging.judge import Diagnosis
+    from attncheck.judging.judge import Diagnoser
     from attncheck.judging.truth import Truth
 
 Evaluation: TypeAlias = tuple[str, str, str]
@@ -66,91 +66,97 @@ class Judge:
     keep_all_arrays: bool = False
     expected_failures: Sequence[ExpectedFailure] = ()
     store: Store = NO_STORE
-    diagnosis: Diagnosis | None = None
+    diagnosis: Diagnoser | None = None
 
-    def judge(
+    def judge_unit(
         self,
         case: Case,
         dtype: str,
         inputs: RoundedInputs,
         collected: Mapping[str, Outcome],
-        remembered: StoredUnit | None = None,
+        stored_unit: StoredUnit | None = None,
     ) -> UnitResult:
         """Return the rows, and the arrays if any row disagrees, or if all arrays are kept.
 
-        ``remembered`` is the result of ``remembered()``, if it was called before.
+        ``stored_unit`` is the result of ``stored_unit()``, if it was called before.
         """
-        question = self._make_unit(case, dtype, inputs, collected)
-        rows, truth = question.load_rows(self.store) if remembered is None else remembered.rows, None
+        question = self._make_evaluated_unit(case, dtype, inputs, collected)
+        rows, truth = question.load_rows(self.store) if stored_unit is None else stored_unit.rows, None
         if rows is None:
             from attncheck.judging.judge import judge_case
 
             judged = judge_case(
-                *(case, dtype, inputs, question.outcomes, question.classes, question.known),
+                *(case, dtype, inputs, question.outcomes, question.rounding_models, question.known_empty_rows),
                 conventions=question.conventions,
                 store=self.store,
                 expected_failures=question.expected_failures,
                 diagnosis=self.diagnosis,
             )
             rows, truth = judged.rows, judged.truth
-            question.remember(self.store, rows)
-        arrays = question.arrays(truth, self) if self._should_keep_arrays(case, rows) else ()
+            question.store_rows(self.store, rows)
+        arrays = question.arrays_to_store(truth, self) if self._should_keep_arrays(case, rows) else ()
         return UnitResult(
-            _add_seconds(rows, question.outcomes), tuple(arrays), _undiagnosed_outcomes(rows, question.outcomes)
+            _add_durations(rows, question.outcomes), tuple(arrays), _undiagnosed_outcomes(rows, question.outcomes)
         )
 
-    def known_of(self, case: Case, dtype: str, name: str, returned: Computed) -> KnownEmptyRows:
+    def known_empty_rows_of(self, case: Case, dtype: str, name: str, returned: Computed) -> KnownEmptyRows:
         """Return the known results of an implementation for a query without a key in a case."""
         item = next(item for item in self.implementations if item.name == name)
-        expected = self._concerning_failures(name, case, dtype)
-        return replace(known_empty_rows(item, expected, case.id, dtype), is_asked=not returned.not_asked)
+        expected = self._expected_failures_of(name, case, dtype)
+        return replace(
+            find_known_empty_rows(item, expected, case.id, dtype), accepts_convention_option=not returned.not_asked
+        )
 
-    def _concerning_failures(self, name: str, case: Case, dtype: str) -> list[ExpectedFailure]:
-        return [item for item in self.expected_failures if item.is_about(name) and item.concerns(name, case.id, dtype)]
+    def _expected_failures_of(self, name: str, case: Case, dtype: str) -> list[ExpectedFailure]:
+        return [
+            item
+            for item in self.expected_failures
+            if item.applies_to_implementation(name) and item.applies_to_evaluation(name, case.id, dtype)
+        ]
 
     def judge_failures_only(self, case: Case, dtype: str, collected: Mapping[str, Outcome]) -> UnitResult | None:
         """Return the result of ``judge`` for a unit without any stage or array to keep; None for any other unit."""
         if case.is_document or any(isinstance(outcome, Computed) for outcome in collected.values()):
             return None
-        outcomes, blank = self._ordered_outcomes(dtype, collected), blank_row(case, dtype)
+        outcomes, blank = self._ordered_outcomes(dtype, collected), make_blank_row(case, dtype)
         failures = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Failure)}
-        rows = tuple(failure_row(blank, name, failure) for name, failure in failures.items())
+        rows = tuple(make_failure_row(blank, name, failure) for name, failure in failures.items())
         # Without any returned array there is nothing to compare an exact one with, even if all are kept.
         if has_failure(rows):
             return None
-        return UnitResult(_add_seconds(rows, outcomes), ())
+        return UnitResult(_add_durations(rows, outcomes), ())
 
-    def remembered(
+    def look_up_stored_unit(
         self, case: Case, dtype: str, inputs: RoundedInputs, collected: Mapping[str, Outcome]
     ) -> StoredUnit | None:
         """Look up the result of ``judge`` in the store; None if all arrays are kept, which requires judging."""
         if self.store.folder is None or self.keep_all_arrays:
             return None
-        question = self._make_unit(case, dtype, inputs, collected)
+        question = self._make_evaluated_unit(case, dtype, inputs, collected)
         rows, outcomes = question.load_rows(self.store), question.outcomes
         if rows is None or self._should_keep_arrays(case, rows):
             return StoredUnit(rows, None)
-        return StoredUnit(rows, UnitResult(_add_seconds(rows, outcomes), (), _undiagnosed_outcomes(rows, outcomes)))
+        return StoredUnit(rows, UnitResult(_add_durations(rows, outcomes), (), _undiagnosed_outcomes(rows, outcomes)))
 
-    def rounding_model(self, name: str, dtype: str) -> str:
+    def rounding_model_of(self, name: str, dtype: str) -> str:
         """Return the rounding model by which an implementation is judged in a dtype."""
         return next(item.rounding_model(dtype) or "none" for item in self.implementations if item.name == name)
 
-    def declared_conventions(self, name: str) -> Mapping[str, str]:
+    def declared_conventions_of(self, name: str) -> Mapping[str, str]:
         """Return the conventions that an implementation declares, except for queries without a key."""
         return next(item.declared_readings for item in self.implementations if item.name == name)
 
     def _should_keep_arrays(self, case: Case, rows: Sequence[Row]) -> bool:
         return self.keep_all_arrays or case.is_document or has_failure(rows)
 
-    def _make_unit(
+    def _make_evaluated_unit(
         self, case: Case, dtype: str, inputs: RoundedInputs, collected: Mapping[str, Outcome]
     ) -> _EvaluatedUnit:
         outcomes = self._ordered_outcomes(dtype, collected)
         asked = {item.name: item for item in self.implementations if item.name in outcomes}
         classes = {name: model for name, item in asked.items() if (model := item.rounding_model(dtype))}
-        concerning = {name: self._concerning_failures(name, case, dtype) for name in asked}
-        known = {name: known_empty_rows(item, concerning[name], case.id, dtype) for name, item in asked.items()}
+        concerning = {name: self._expected_failures_of(name, case, dtype) for name in asked}
+        known = {name: find_known_empty_rows(item, concerning[name], case.id, dtype) for name, item in asked.items()}
         expected = {name: entries for name, entries in concerning.items() if entries}
         conventions = {name: dict(item.declared_readings) for name, item in asked.items() if item.declared_readings}
         return _EvaluatedUnit(case, dtype, inputs, outcomes, classes, known, expected, conventions)
@@ -173,15 +179,15 @@ class _EvaluatedUnit:
     dtype: str
     inputs: RoundedInputs
     outcomes: Mapping[str, Outcome]
-    classes: Mapping[str, str]
-    known: Mapping[str, KnownEmptyRows]
+    rounding_models: Mapping[str, str]
+    known_empty_rows: Mapping[str, KnownEmptyRows]
     expected_failures: Mapping[str, Sequence[ExpectedFailure]] = field(default_factory=dict)
     conventions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @cached_property
     def _key(self) -> Key:
-        judged_by = [self.classes, self.known, self.expected_failures, self.conventions]
-        return store_key_of_rows(self.case, self.dtype, self.inputs, self.outcomes, judged_by)
+        judged_by = [self.rounding_models, self.known_empty_rows, self.expected_failures, self.conventions]
+        return make_store_key_of_rows(self.case, self.dtype, self.inputs, self.outcomes, judged_by)
 
     def load_rows(self, store: Store) -> tuple[Row, ...] | None:
         """Return the rows in the store, which contain no durations."""
@@ -192,18 +198,18 @@ class _EvaluatedUnit:
             store.count_as_damaged()
             return None
 
-    def remember(self, store: Store, rows: Sequence[Row]) -> None:
+    def store_rows(self, store: Store, rows: Sequence[Row]) -> None:
         """Put the rows into the store."""
         if store.folder is not None:
             store.put(self._key, rows_to_bytes(rows))
 
-    def arrays(self, truth: Truth | None, judge: Judge) -> Iterator[StoredArray]:
+    def arrays_to_store(self, truth: Truth | None, judge: Judge) -> Iterator[StoredArray]:
         """Return the stages of the implementations, exact values and bounds, which reports draw and compare."""
         from attncheck.judging.judge import (
+            drop_large_stages,
             exact_values_of_whole_stages,
             max_errors_of_whole_stages,
             returned_stages,
-            stages_to_store,
         )
 
         if truth is None:
@@ -211,14 +217,14 @@ class _EvaluatedUnit:
 
             truth = truth_of_case(self.case, self.inputs, returned_stages(self.outcomes), judge.store)
         # With several implementations, the exact answer is that of the case as it is meant.
-        if len(self.classes) == 1 and self.conventions and judge.diagnosis is not None:
+        if len(self.rounding_models) == 1 and self.conventions and judge.diagnosis is not None:
             truth = judge.diagnosis.truth_under_declared_conventions(truth, next(iter(self.conventions.values())))
         computed = {name: outcome for name, outcome in self.outcomes.items() if isinstance(outcome, Computed)}
-        kept = {name: stages_to_store(outcome.stages) for name, outcome in computed.items()}
+        kept = {name: drop_large_stages(outcome.stages) for name, outcome in computed.items()}
         kept |= {INPUTS: self.inputs.arrays, EXACT: exact_values_of_whole_stages(truth)}
         kept |= {
             bound_array_name(name): max_errors_of_whole_stages(truth, name)
-            for name in sorted(set(self.classes.values()))
+            for name in sorted(set(self.rounding_models.values()))
         }
         return (
             StoredArray(self.case.id, self.dtype, name, stage, array)
@@ -241,11 +247,11 @@ def _undiagnosed_outcomes(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) 
 
 def is_undiagnosed(row: Row) -> bool:
     """Return whether a row's stage fails by its numbers and is not diagnosed yet."""
-    is_open = row.verdict in WRONG_NUMBERS and not row.xfail and row.diagnosis is None
+    is_open = row.verdict in WRONG_NUMBER_VERDICTS and not row.xfail and row.diagnosis is None
     return is_open and row.comparison == "stage"
 
 
-def _add_seconds(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> tuple[Row, ...]:
+def _add_durations(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> tuple[Row, ...]:
     """Set the duration of its evaluation in the first row of each implementation."""
     untimed = {name: outcome.seconds for name, outcome in outcomes.items() if outcome.seconds is not None}
     return tuple(
@@ -256,12 +262,12 @@ def _add_seconds(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> tuple[
     )
 
 
-def known_empty_rows(
+def find_known_empty_rows(
     implementation: Implementation, expected_failures: Sequence[ExpectedFailure], case: str, dtype: str
 ) -> KnownEmptyRows:
     """Return the known results of an implementation for a query without a key in a case."""
     declared = implementation.declared.conventions.get("empty_rows")
-    recorded = recorded_empty_rows(expected_failures, implementation.name, case, dtype)
+    recorded = find_recorded_empty_rows(expected_failures, implementation.name, case, dtype)
     if declared is None:
-        return KnownEmptyRows(recorded=recorded)
+        return KnownEmptyRows(recorded_conventions=recorded)
     return KnownEmptyRows(declared.value, recorded, reason=declared.reason, source=declared.source or None)

@@ -23,12 +23,12 @@ from attncheck.spec import DTYPES, stage_position
 from attncheck.spec.verdicts import Verdict
 
 
-def blank_row(case: Case, dtype: str) -> Row:
+def make_blank_row(case: Case, dtype: str) -> Row:
     """Return an empty row of a case in a dtype."""
     return Row(case.id, case.operation, dtype, "", "stage", "", Verdict.AGREE)
 
 
-def failure_row(blank: Row, implementation: str, failure: Failure) -> Row:
+def make_failure_row(blank: Row, implementation: str, failure: Failure) -> Row:
     """Return the one row of an evaluation that failed."""
     return replace(
         blank,
@@ -60,18 +60,19 @@ class ExpectedStageFailure:
 class KnownEmptyRows:
     """The known results of an implementation for a query without a key, independent of the case.
 
-    ``declared`` is the declared convention, ``reason`` and ``source`` say why, ``recorded`` are the conventions that
-    lists of expected failures name. It ``is_asked`` for the case's convention if it has a keyword for it.
+    ``declared_convention`` is the declared convention, ``reason`` and ``source`` say why, ``recorded_conventions`` are
+    the conventions that lists of expected failures name. It ``accepts_convention_option`` for the case's convention if
+    it has a keyword for it.
     """
 
-    declared: str | None = None
-    recorded: tuple[str, ...] = ()
-    is_asked: bool = True
+    declared_convention: str | None = None
+    recorded_conventions: tuple[str, ...] = ()
+    accepts_convention_option: bool = True
     reason: str = ""
     source: str | None = None
 
 
-def find_excuse(
+def find_excusing_failure(
     expected_failures: Iterable[ExpectedFailure],
     implementation: str,
     case: str,
@@ -87,8 +88,8 @@ def find_excuse(
     ``ratio`` is the largest error over its bound (``largest_ratio``), for entries that limit it; ``empty_rows`` the
     convention that rows without a key follow, for entries that name one.
     """
-    entries = (entry for entry in expected_failures if entry.concerns(implementation, case, dtype))
-    return next((entry for entry in entries if entry.excuses(stage, verdict, ratio, empty_rows)), None)
+    entries = (entry for entry in expected_failures if entry.applies_to_evaluation(implementation, case, dtype))
+    return next((entry for entry in entries if entry.excuses_error(stage, verdict, ratio, empty_rows)), None)
 
 
 def largest_ratio(*ratios: float | None) -> float:
@@ -101,7 +102,7 @@ def largest_ratio(*ratios: float | None) -> float:
     return max((ratio for ratio in ratios if ratio is not None), default=math.inf)
 
 
-def exceeded_ratio_message(
+def describe_exceeded_ratio(
     expected_failures: Iterable[ExpectedFailure],
     implementation: str,
     case: str,
@@ -112,9 +113,9 @@ def exceeded_ratio_message(
     ratio: float,
 ) -> str:
     """Return a message if entries expect a verdict but its error is larger than all of them allow; else empty text."""
-    concerning = [entry for entry in expected_failures if entry.concerns(implementation, case, dtype)]
-    concerning = [entry for entry in concerning if entry.explains(stage, verdict)]
-    if not concerning or any(entry.excuses(stage, verdict, ratio) for entry in concerning):
+    concerning = [entry for entry in expected_failures if entry.applies_to_evaluation(implementation, case, dtype)]
+    concerning = [entry for entry in concerning if entry.matches_verdict(stage, verdict)]
+    if not concerning or any(entry.excuses_error(stage, verdict, ratio) for entry in concerning):
         return ""
     widest = max(concerning, key=lambda entry: entry.entry.max_ratio or 0.0)
     return (
@@ -127,7 +128,7 @@ _MAX_SIMILAR_ENTRIES = 2
 """A choice: they share one line of the summary; entries that explain more of the failing cases come first."""
 
 
-def similar_expected_failures(rows: Iterable[Row], expected_failures: Iterable[ExpectedFailure]) -> str:
+def describe_similar_failures(rows: Iterable[Row], expected_failures: Iterable[ExpectedFailure]) -> str:
     """Describe recorded failures, with threads, that fit rows of an implementation that calls the recorded one.
 
     A recorded failure is described only if it fits most of the failing cases that have no diagnosis: a few of them fit
@@ -141,10 +142,10 @@ def similar_expected_failures(rows: Iterable[Row], expected_failures: Iterable[E
     for row in rows:
         ratio = largest_ratio(row.ratio, row.introduced_ratio)
         for place, expected in entries.items():
-            concerns = expected.concerns(expected.entry.implementation, row.case, row.dtype)
+            concerns = expected.applies_to_evaluation(expected.entry.implementation, row.case, row.dtype)
             # Wrong numbers fit any reason. The reason of an error has to name its kind.
             fits = concerns and (row.stage or row.message.partition(":")[0] in expected.entry.reason)
-            if fits and expected.excuses(row.stage, row.verdict, ratio, row.empty_rows):
+            if fits and expected.excuses_error(row.stage, row.verdict, ratio, row.empty_rows):
                 cases.setdefault(place, set()).add(row.case)
     said = []
     fitting = [place for place, fitted in cases.items() if 2 * len(fitted & unnamed) > len(unnamed)]
@@ -166,51 +167,53 @@ class ExpectedFailureRecord:
     """The entries that happened during a run, and the first row that could have shown each; rows come in any order."""
 
     expected_failures: Sequence[ExpectedFailure]
-    happened: set[int] = field(default_factory=set)
+    confirmed_entries: set[int] = field(default_factory=set)
     judged: dict[int, Row] = field(default_factory=dict)
     unsupported: dict[int, Row] = field(default_factory=dict)
-    tried: set[int] = field(default_factory=set)
-    _of_implementation: dict[str, list[_NumberedEntry]] = field(default_factory=dict)
-    _of_evaluation: tuple[tuple[str, str, str], list[_NumberedEntry]] = (("", "", ""), [])
+    tried_entries: set[int] = field(default_factory=set)
+    _entries_by_implementation: dict[str, list[_NumberedEntry]] = field(default_factory=dict)
+    _entries_of_last_evaluation: tuple[tuple[str, str, str], list[_NumberedEntry]] = (("", "", ""), [])
 
-    def mark(self, rows: Sequence[Row]) -> tuple[Row, ...]:
+    def mark_expected_rows(self, rows: Sequence[Row]) -> tuple[Row, ...]:
         """Return the rows of one case in one dtype, with expected failures marked and explained."""
         marked = []
         for row in rows:
-            entry = None if row.comparison == "pair" else self._entry_for(row)
+            entry = None if row.comparison == "pair" else self._record_and_find_excuse(row)
             marked.append(row if entry is None else _mark_expected(row, entry.entry.reason, entry.entry.thread))
         if not any(row.fails_run for row in marked):
             return tuple(marked)
-        stages = earliest_expected_stages(marked)
+        stages = find_earliest_expected_failures(marked)
         explained = []
         for row in marked:
-            member = mark_inherited(row, [stages[name] for name in (row.implementation, row.other) if name in stages])
+            member = mark_inherited_failure(
+                row, [stages[name] for name in (row.implementation, row.other) if name in stages]
+            )
             if member.fails_run and member.comparison != "pair":  # its error may be larger than an entry allows
                 key = (member.implementation, member.case, member.dtype, member.stage, member.verdict)
-                beyond = exceeded_ratio_message(self.expected_failures, *key, ratio=_largest_row_ratio(member))
+                beyond = describe_exceeded_ratio(self.expected_failures, *key, ratio=_largest_row_ratio(member))
                 member = replace(member, message="; ".join(filter(None, (member.message, beyond))))
             explained.append(member)
         return tuple(explained)
 
-    def remember(self, rows: Iterable[Row]) -> None:
+    def record_marked_rows(self, rows: Iterable[Row]) -> None:
         """Record rows that an earlier part of the run has judged and marked."""
         for row in rows:
             if row.comparison != "pair":
-                self._entry_for(replace(row, xfail=False))
+                self._record_and_find_excuse(replace(row, xfail=False))
 
-    def xpass_rows(self) -> list[Row]:
+    def make_xpass_rows(self) -> list[Row]:
         """Return a failing row for every entry that ran and did not happen, or whose cases are all unsupported."""
-        unable = {number: row for number, row in self.unsupported.items() if number not in self.tried}
+        unable = {number: row for number, row in self.unsupported.items() if number not in self.tried_entries}
         return [
             _make_xpass_row(self.expected_failures[number], row)
             for number, row in sorted({**unable, **self.judged}.items())
-            if number not in self.happened and self.expected_failures[number].must_still_happen
+            if number not in self.confirmed_entries and self.expected_failures[number].must_still_happen
         ]
 
-    def _entry_for(self, row: Row) -> ExpectedFailure | None:
+    def _record_and_find_excuse(self, row: Row) -> ExpectedFailure | None:
         """Record for every entry if the row confirms or refutes it, and return the first that excuses the row."""
         excusing: ExpectedFailure | None = None
-        for number, expected in self._entries_about(row.implementation, row.case, row.dtype):
+        for number, expected in self._find_entries_of_evaluation(row.implementation, row.case, row.dtype):
             if row.verdict == Verdict.UNSUPPORTED:
                 _keep_earliest(self.unsupported, number, row)
                 continue
@@ -218,30 +221,34 @@ class ExpectedFailureRecord:
                 is_end = expected.entry.verdict in (Verdict.CRASH, Verdict.TIMEOUT)
                 excusing = excusing or (expected if is_end else None)
                 continue
-            self.tried.add(number)
-            if row.fails_run and expected.explains(row.stage, row.verdict, row.empty_rows):
-                self.happened.add(number)  # at whatever size
-                if expected.excuses(row.stage, row.verdict, _largest_row_ratio(row), row.empty_rows):
+            self.tried_entries.add(number)
+            if row.fails_run and expected.matches_verdict(row.stage, row.verdict, row.empty_rows):
+                self.confirmed_entries.add(number)  # at whatever size
+                if expected.excuses_error(row.stage, row.verdict, _largest_row_ratio(row), row.empty_rows):
                     excusing = excusing or expected
             elif row.comparison == "stage" and row.verdict not in _INCONCLUSIVE:
                 _keep_earliest(self.judged, number, row)
         return excusing
 
-    def _entries_about(self, implementation: str, case: str, dtype: str) -> list[_NumberedEntry]:
+    def _find_entries_of_evaluation(self, implementation: str, case: str, dtype: str) -> list[_NumberedEntry]:
         """Return the entries about an evaluation, of which there are hundreds.
 
         The last result is cached: the rows of one evaluation come one after the other.
         """
         evaluation = implementation, case, dtype
-        if self._of_evaluation[0] != evaluation:
-            if implementation not in self._of_implementation:
+        if self._entries_of_last_evaluation[0] != evaluation:
+            if implementation not in self._entries_by_implementation:
                 numbered = enumerate(self.expected_failures)
-                self._of_implementation[implementation] = [
-                    item for item in numbered if item[1].is_about(implementation)
+                self._entries_by_implementation[implementation] = [
+                    item for item in numbered if item[1].applies_to_implementation(implementation)
                 ]
-            concerning = [item for item in self._of_implementation[implementation] if item[1].concerns(*evaluation)]
-            self._of_evaluation = evaluation, concerning
-        return self._of_evaluation[1]
+            concerning = [
+                item
+                for item in self._entries_by_implementation[implementation]
+                if item[1].applies_to_evaluation(*evaluation)
+            ]
+            self._entries_of_last_evaluation = evaluation, concerning
+        return self._entries_of_last_evaluation[1]
 
 
 def _keep_earliest(rows: dict[int, Row], number: int, row: Row) -> None:
@@ -256,7 +263,7 @@ def unit_sort_key(row: Row) -> tuple[str, int]:
     return row.case, DTYPES.index(row.dtype)
 
 
-def earliest_expected_stages(rows: Iterable[Row]) -> dict[str | None, ExpectedStageFailure]:
+def find_earliest_expected_failures(rows: Iterable[Row]) -> dict[str | None, ExpectedStageFailure]:
     """Return, by implementation, the earliest stage at which it is expected to fail in one case and dtype."""
     earliest: dict[str | None, ExpectedStageFailure] = {}
     for row in rows:
@@ -267,7 +274,7 @@ def earliest_expected_stages(rows: Iterable[Row]) -> dict[str | None, ExpectedSt
     return earliest
 
 
-def mark_inherited(row: Row, members: Iterable[ExpectedStageFailure]) -> Row:
+def mark_inherited_failure(row: Row, members: Iterable[ExpectedStageFailure]) -> Row:
     """Mark a pair or number that differs because a member is expected to fail, at this stage or an earlier one."""
     if not row.fails_run or row.comparison == "stage":
         return row

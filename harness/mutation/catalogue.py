@@ -74,12 +74,12 @@ class ArgumentFault:
 
 def _is_count_input(spec: InputSpec) -> bool:
     """Return whether an input is a number of keys or queries, and not a position."""
-    return spec.whole and spec.axes in (("B",), ("S",))
+    return spec.is_count and spec.axes in (("B",), ("S",))
 
 
 INPUT_FAULTS = (
     ArgumentFault(
-        "left_out", "has no effect", lambda array: None, lambda spec: not spec.required and spec.needs is None
+        "left_out", "has no effect", lambda array: None, lambda spec: not spec.required and spec.required_input is None
     ),
     ArgumentFault("zero", "is never read", np.zeros_like, lambda spec: spec.required and spec.is_number),
     ArgumentFault("taken_twice", "is added twice", lambda array: array + array, lambda spec: spec.is_number),
@@ -119,7 +119,10 @@ OPTION_FAULTS = (
         lambda spec: spec.type is float and spec.name != "epsilon",  # epsilon matters only near zero
     ),
     ArgumentFault(
-        "negated", "has the other sign", lambda value: -value, lambda spec: spec.type is float and not spec.positive
+        "negated",
+        "has the other sign",
+        lambda value: -value,
+        lambda spec: spec.type is float and not spec.must_be_positive,
     ),
     ArgumentFault("one_wider_before", "sees one key more before", _move_window_edges(1, 0), _is_window_option),
     ArgumentFault("one_narrower_before", "sees one key fewer before", _move_window_edges(-1, 0), _is_window_option),
@@ -132,8 +135,8 @@ OPTION_FAULTS = (
 def faults_of_input(spec: InputSpec) -> Iterator[ArgumentFault]:
     """Yield the faults of an input."""
     yield from (family for family in INPUT_FAULTS if family.applies_to_spec(spec))
-    if spec.neutral is not None:
-        neutral = spec.neutral
+    if spec.neutral_value is not None:
+        neutral = spec.neutral_value
         yield ArgumentFault("neutral", "is what changes nothing", lambda array: np.full_like(array, neutral))
     names = [AXIS_NAMES.get(axis, "element") for axis in spec.axes]
     for axis, name in enumerate(names, -len(names)):
@@ -293,18 +296,18 @@ def can_show_fault(operation: Operation, name: str, spec: InputSpec | OptionSpec
     is_handed_on = spec is attention.inputs.get(name) or (isinstance(spec, OptionSpec) and name in attention.options)
     lowered = OPERATIONS.get(operation.lowers_to or "")
     is_more = lowered is not None and lowered.inputs.keys() <= operation.inputs.keys()  # and nothing is laid out
-    has_more = is_more or not operation.has_gradients
+    has_more = is_more or not operation.computes_gradients
     if is_handed_on and operation is not attention and has_more and fault.name != "left_out":
         return False
     if "batch_entry" in fault.name and "cu_seqlens_q" in operation.inputs:
         return False  # there is one
-    is_normalised = operation.score == "cosine" or "normalized_query" in operation.stages
+    is_normalised = operation.fixed_score == "cosine" or "normalized_query" in operation.stages
     return not (fault.name == "taken_twice" and is_normalised and name in ("query", "key"))
 
 
 def arguments_of_operation(operation: Operation) -> Iterator[tuple[str, InputSpec | OptionSpec]]:
     """Yield the inputs and options of an operation that its function takes."""
-    taken = signature(getattr(numpy_backend, operation.function)).parameters.keys()
+    taken = signature(getattr(numpy_backend, operation.function_name)).parameters.keys()
     yield from ((name, spec) for name, spec in operation.inputs.items() if name in taken)
     yield from ((name, spec) for name, spec in OPTIONS.items() if name in taken and name in operation.options)
 
@@ -317,9 +320,9 @@ def faults_of_argument(operation: Operation, name: str, spec: InputSpec | Option
 
 def returned_stages(operation: Operation) -> Iterator[str]:
     """Yield the stages that the NumPy backend returns of an operation; of several sequences it has the last ones."""
-    is_by_sequence = not {"cu_seqlens_q", "key_pages"}.isdisjoint(operation.inputs) and not operation.has_gradients
+    is_by_sequence = not {"cu_seqlens_q", "key_pages"}.isdisjoint(operation.inputs) and not operation.computes_gradients
     stages = operation.stages[-2:] if is_by_sequence else operation.stages
-    yield from (stage for stage in stages if stage not in operation.for_lowered)
+    yield from (stage for stage in stages if stage not in operation.stages_if_lowered)
 
 
 # Rows, laid out by hand: the fault, the defect in the wild, and what it may rightly be named, if not as it is.
@@ -475,12 +478,12 @@ for _operation in OPERATIONS.values():
         for _fault in faults_of_argument(_operation, _name, _spec):
             _register_generated_fault(_operation.name, f"{_name}_{_fault.name}",
                             f"the {_to_words(_name)} of {_what} {_fault.defect}",
-                kernel.change_argument(_operation.function, _name, _fault.change),
+                kernel.change_argument(_operation.function_name, _name, _fault.change),
                 _spec.requested_stage or _operation.stages[0], (_operation.name, _name))
     for _stage in returned_stages(_operation):
         _register_generated_fault(_operation.name, f"{_stage}_rounded_to_eight_bits",
             f"the {_to_words(_stage)} of {_what} is stored in bfloat16",
-            round_stage(_operation.function, _stage), _stage, (_operation.name, ""))
+            round_stage(_operation.function_name, _stage), _stage, (_operation.name, ""))
 for _array in STEP_ARRAYS:
     _step = _array.step.replace("._", "_").strip("_")
     for _fault in _array.possible_faults():

@@ -20,7 +20,7 @@ import numpy as np
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.composed import window_from_first_key
 from attncheck.backends.contract import EmptyRows, Stages
-from attncheck.diagnosis.readings import CATALOGUE
+from attncheck.diagnosis.readings import READING_CATALOGUE
 from attncheck.judging.alternatives import AppliedReading, Reading
 from attncheck.mutation.kernel import Array, Rounding, leave_unrounded
 from attncheck.mutation.mutant import (
@@ -36,13 +36,13 @@ from attncheck.reading.problem import Problem
 from attncheck.spec import OPERATIONS, SCORE_SPECS, computed_stages
 
 OPERATION_OF_FUNCTION: Mapping[str, tuple[str, Options]] = {
-    **{operation.function: (name, {}) for name, operation in OPERATIONS.items()},
-    **{spec.function: ("scoring", {"score": name}) for name, spec in SCORE_SPECS.items()},
+    **{operation.function_name: (name, {}) for name, operation in OPERATIONS.items()},
+    **{spec.function_name: ("scoring", {"score": name}) for name, spec in SCORE_SPECS.items()},
 }
 """The functions that can compute another problem instead of theirs, with their operation and score."""
 _READINGS_BY_NAME: Mapping[str, list[Reading]] = {
-    name: [reading for rows in CATALOGUE.values() for reading in rows if reading.name == name]
-    for name in {reading.name for rows in CATALOGUE.values() for reading in rows}
+    name: [reading for rows in READING_CATALOGUE.values() for reading in rows if reading.name == name]
+    for name in {reading.name for rows in READING_CATALOGUE.values() for reading in rows}
 }
 
 
@@ -97,10 +97,14 @@ class ReadingFault:
         for reading in _READINGS_BY_NAME[self.reading]:
             if reading.changes_called_operation is not is_lowered:
                 continue
-            for form in replace(reading, changes_called_operation=False).of_problem(problem):
+            for form in replace(reading, changes_called_operation=False).apply_to_problem(problem):
                 called = form.problem.as_call()
                 taken = {"score", *_FUNCTION_SIGNATURES[self.function].parameters}
-                if form.replacement is None and taken >= {*called.inputs, *called.options} and self.applies_to(problem):
+                if (
+                    form.step_replacement is None
+                    and taken >= {*called.inputs, *called.options}
+                    and self.applies_to(problem)
+                ):
                     return form
         return None
 
@@ -140,9 +144,11 @@ def _fault_from_reading(
         "name": name or reading.replace("-", "_").lower(),
         "defect": defect,
         "change": ReadingFault("", reading, applies_to).steps_for_all_functions(),
-        "stage": "rotated_query" if first.of == "rotary_cos" else first.stage,
+        "first_stage": "rotated_query" if first.option_or_input == "rotary_cos" else first.first_stage,
         "diagnosis": reading,
-        "needed_argument": first.of if len({row.of for row in _READINGS_BY_NAME[reading]}) == 1 else "",
+        "needed_argument": first.option_or_input
+        if len({row.option_or_input for row in _READINGS_BY_NAME[reading]}) == 1
+        else "",
     }
 
 
@@ -153,7 +159,7 @@ def has_any_of(*names: str) -> Callable[[Problem], object]:
 
 def is_operation(name: str) -> Callable[[Problem], object]:
     """Return a function that returns whether a problem is of this operation, or only of its score."""
-    score = OPERATIONS[name].score
+    score = OPERATIONS[name].fixed_score
     return lambda problem: problem.operation == name or problem.options.get("score", "") == score
 
 

@@ -18,15 +18,15 @@ import numpy as np
 from attncheck.attention.exact_array import Enclosure
 from attncheck.backends import EAGER
 from attncheck.diagnosis.case_evidence import Evidence
-from attncheck.diagnosis.decision import NAME_SEPARATOR, Decision, decide
-from attncheck.judging.compare import Tier
+from attncheck.diagnosis.decision import NAME_SEPARATOR, Decision, decide_diagnoses
+from attncheck.judging.compare import ErrorTier
 from attncheck.judging.exact_stages import Array
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.mutation.mutant import Mutant, Subject
 from attncheck.spec.dtypes import numpy_dtype
 from attncheck.spec.verdicts import Verdict
 
-NUMERIC_TIERS = frozenset({str(Tier.PROVEN), str(Tier.STATISTICAL), str(Verdict.NONFINITE)})
+NUMERIC_TIERS = frozenset({str(ErrorTier.PROVEN), str(ErrorTier.STATISTICAL), str(Verdict.NONFINITE)})
 """The tiers of wrong numbers: a wrong form or an error has no cause that its numbers could name."""
 
 REFERENCE_ROUNDING_MODELS: Mapping[str, str] = EAGER
@@ -69,7 +69,7 @@ def judge_stage_result(judgement: StageJudgement, result: Array, exact: Enclosur
     measured = [item for item in (judgement.accumulated, judgement.introduced) if item is not None]
     tier = None
     if judgement.verdict is Verdict.NUMERIC:
-        tier = min(str(item.tier) for item in measured if item.tier.fails)
+        tier = min(str(item.tier) for item in measured if item.tier.is_failure)
     elif judgement.verdict.exit_code:
         tier = str(judgement.verdict)
     ratio = max((float(item.ratio) for item in measured), default=None)
@@ -160,7 +160,7 @@ EvidenceByUnit = Mapping[tuple[str, str, int], Evidence]
 
 def diagnoses_by_subject(evidence: Mapping[str, EvidenceByUnit]) -> dict[str, tuple[str, ...]]:
     """Return the diagnosis of every subject that fails anywhere."""
-    return {name: diagnosis_names(decide(cases).values()) for name, cases in evidence.items()}
+    return {name: diagnosis_names(decide_diagnoses(cases).values()) for name, cases in evidence.items()}
 
 
 def diagnosis_names(decisions: Iterable[Decision]) -> tuple[str, ...]:

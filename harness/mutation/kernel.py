@@ -232,7 +232,7 @@ class MixedPrecisionKernel(BackendVariant):
         stages: Stages = getattr(variant, name)(*map(_widen_if_narrow, arrays), **widened)
         if narrow_dtype is None:
             return stages
-        wide = self._wide_stages | (SPECS[name].statistics if name in SPECS else frozenset())
+        wide = self._wide_stages | (SPECS[name].row_statistics if name in SPECS else frozenset())
         return {stage: array if stage in wide else array.astype(narrow_dtype) for stage, array in stages.items()}
 
     def _variant_for_dtype(self, narrow_dtype: np.dtype[Any] | None) -> BackendVariant:

@@ -27,7 +27,7 @@ from attncheck.mutation.mutant import (
     register_equivalent,
     register_fault,
 )
-from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
+from attncheck.reading.generated_arrays import alibi_slopes, find_relative_buckets
 from attncheck.reading.lowering import count_queries_and_keys
 from attncheck.reading.problem import Problem
 
@@ -548,7 +548,7 @@ _register_bias_fault(_change_bias_distances, "relative_distance_of_the_other_sig
     lambda distance: -distance)
 _register_bias_fault(_change_bias_distances, "relative_buckets_of_both_sides",
     "the buckets of an encoder in a decoder: text-to-text-transfer-transformer#415",
-    lambda distance: np.asarray(np.where(distance < 0, -relative_buckets(np.minimum(distance, 0), 32, 128,
+    lambda distance: np.asarray(np.where(distance < 0, -find_relative_buckets(np.minimum(distance, 0), 32, 128,
         bidirectional=True), distance)))
 _register_bias_fault(_change_bias_distances, "relative_buckets_of_one_side",
     "the buckets of a decoder in an encoder: every later key as the own one",

@@ -20,11 +20,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from attncheck.diagnosis.case_evidence import Evidence
-from attncheck.diagnosis.decision import DIAGNOSABLE, evidence_of
+from attncheck.diagnosis.decision import DIAGNOSABLE_VERDICTS, collect_evidence
 from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.execution.worker import MISSING_STAGE, Computed, Failure, Outcome, evaluate_on_backend
 from attncheck.judging.exact_stages import Stages, digest_array
-from attncheck.judging.judge_stages import StageJudgement, judge_stage, sort_stages, well_formed_stages
+from attncheck.judging.judge_stages import StageJudgement, judge_stage, select_well_formed_stages, sort_stages
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.mutation.forms import ReadingFault
 from attncheck.mutation.judgement import REFERENCE_ROUNDING_MODELS, StageResult, StageResults, judge_stage_result
@@ -38,7 +38,7 @@ from attncheck.mutation.mutant import (
     wrap_backend_functions,
 )
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import RoundedInputs, make_inputs, problem_from_case
+from attncheck.reading.inputs import RoundedInputs, make_inputs, make_problem_of_case
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import count_scores
 from attncheck.spec import STAGES
@@ -101,12 +101,12 @@ class UnitScorer:
     @cached_property
     def call(self) -> Problem:
         """The call that every subject gets."""
-        return problem_from_case(self.unit.case, self.inputs).as_call()
+        return make_problem_of_case(self.unit.case, self.inputs).as_call()
 
     @cached_property
     def truth(self) -> Truth:
         """The exact answer."""
-        return find_truth(problem_from_case(self.unit.case, self.inputs), whole=True)
+        return find_truth(make_problem_of_case(self.unit.case, self.inputs), whole=True)
 
     def judge_subject(self, subject: Subject) -> StageResults | None:
         """Return the judged stages of a subject.
@@ -136,8 +136,8 @@ class UnitScorer:
             judgements = [judgement for judgement, _ in self._judge_stages(outcome.stages, *known)]
             case = self.unit.case
             judged = judge_and_diagnose(self.truth, outcome.stages, case.stage_shapes, known[1], judgements=judgements)
-            failing = [judgement.stage for judgement in judged.judgements if judgement.verdict in DIAGNOSABLE]
-            evidence = evidence_of(judged.findings, failing[0], case.operation) if failing else None
+            failing = [judgement.stage for judgement in judged.judgements if judgement.verdict in DIAGNOSABLE_VERDICTS]
+            evidence = collect_evidence(judged.findings, failing[0], case.operation) if failing else None
             self._evidence[known] = evidence
         return self._evidence.get(known)
 
@@ -170,15 +170,17 @@ class UnitScorer:
         """Judge every stage, in the order of computation."""
         assert not isinstance(fingerprint, Failure)
         shapes, bits = self.unit.case.stage_shapes, {stage_bits[0]: stage_bits for stage_bits in fingerprint}
-        truth = self.truth.for_returned(stages)
-        sound = well_formed_stages(truth, stages, shapes)
+        truth = self.truth.for_returned_dtypes(stages)
+        sound = select_well_formed_stages(truth, stages, shapes)
         past: tuple[Any, ...] = (rounding_model, truth.bounds.has_wide_statistics)
         results: list[tuple[StageJudgement, StageResult]] = []
-        for stage in sort_stages(stages, truth.judged.canonical.options):
+        for stage in sort_stages(stages, truth.judged_problem.canonical.options):
             past = (*past, bits[stage])
             if past not in self._judged_stages:
-                has_step = not any(result.caught and result.begins_error for _, result in results)
-                judgement = judge_stage(truth, stage, stages[stage], sound, shapes, rounding_model, has_step=has_step)
+                judge_step = not any(result.caught and result.begins_error for _, result in results)
+                judgement = judge_stage(
+                    truth, stage, stages[stage], sound, shapes, rounding_model, judge_step=judge_step
+                )
                 result = judge_stage_result(judgement, stages[stage], truth.exact.get(stage), self.unit.dtype)
                 self._judged_stages[past] = judgement, result
             results.append(self._judged_stages[past])

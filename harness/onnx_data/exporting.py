@@ -181,7 +181,7 @@ _SUPPORTED_OPTIONS = frozenset(
 _SUPPORTED_INPUTS = frozenset(
     name
     for name, spec in input_specs("attention", None).items()
-    if spec.required or spec.folds_into in ("mask", "key", "value") or name in ("mask", "bias")
+    if spec.required or spec.folds_into_input in ("mask", "key", "value") or name in ("mask", "bias")
 )
 """Inputs that the operator has, or that become its mask."""
 _OPSET, _WITH_LENGTHS = 23, 24

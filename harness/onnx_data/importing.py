@@ -28,8 +28,8 @@ from attncheck.onnx_data.files import (
     softmax_entry,
     test_folders,
 )
-from attncheck.reading.loader import case_from_data
-from attncheck.reading.lowering import Array, window_conditions
+from attncheck.reading.loader import make_case_from_data
+from attncheck.reading.lowering import Array, make_window_conditions
 from attncheck.reading.written_cases import format_case_file, pack_npz
 from attncheck.spec.dtypes import numpy_dtype
 
@@ -174,7 +174,7 @@ def _add_lengths(entry: OnnxCaseEntry, test: BackendTest, sizes: _AttentionSizes
     positions = offsets.reshape(-1, 1, 1, 1) + np.arange(sizes.queries)[:, np.newaxis]
     seen = [] if not entry.options.pop("is_causal", False) else [np.arange(sizes.keys) <= positions]
     if window := entry.options.pop("window", None):
-        seen += window_conditions(tuple(window), positions, np.arange(sizes.keys))
+        seen += make_window_conditions(tuple(window), positions, np.arange(sizes.keys))
     source = entry.stored("mask_of_positions", np.logical_and.reduce(np.broadcast_arrays(*seen)))
     entry.inputs["mask"] = {"all_of": [source, entry.inputs["mask"]]} if "mask" in entry.inputs else source
     entry.notes.append(
@@ -271,7 +271,9 @@ class _TestImport:
         self._write_file(self.output / arrays, content)
         data = entry.data(test.name, identity, {"file": arrays.as_posix(), "sha256": checksum})
         try:
-            case_from_data(_case_file_content(entry.operation, [data]), self.output, f"{entry.operation}/{identity}")
+            make_case_from_data(
+                _case_file_content(entry.operation, [data]), self.output, f"{entry.operation}/{identity}"
+            )
         except CaseError as error:
             (self.output / arrays).unlink()
             [first, *_] = error.faults

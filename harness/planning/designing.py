@@ -20,7 +20,7 @@ from attncheck.common.wording import join_words, slug
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Parameters
 from attncheck.execution.requirements import Requirements
-from attncheck.reading.for_each import DESIGN, EXCLUDE, FACTORS, ROW_LABEL_FIELD, STRENGTH, find_references
+from attncheck.reading.for_each import DESIGN_KEY, EXCLUDE, FACTORS, ROW_LABEL_KEY, STRENGTH, find_references
 from attncheck.reading.loader import load_case_file
 from attncheck.reading.written_cases import format_case_file
 from attncheck.reading.yaml_reader import read_yaml
@@ -96,9 +96,9 @@ class DesignRequest:
 def format_design(request: DesignRequest) -> str:
     """Return the case file of a design. Raises ``UsageError`` if there is none for the function."""
     [case] = read_yaml(Path(str(files("attncheck.cases") / "designs" / "kernels.yaml"))).data["cases"]
-    operation, design = request.operation, case[DESIGN]
+    operation, design = request.operation, case[DESIGN_KEY]
     fields = {group: _fields_with_parameter(case[group], request) for group in ("options", "inputs")}
-    inputs, has_gradients = fields["inputs"], OPERATIONS[operation].has_gradients
+    inputs, has_gradients = fields["inputs"], OPERATIONS[operation].computes_gradients
     if has_gradients:
         inputs["grad_output"] = {
             "draw": "randn",
@@ -123,7 +123,7 @@ def format_design(request: DesignRequest) -> str:
     made = {STRENGTH: min(request.strength, len(factors)), FACTORS: _factors_to_yaml_data(factors)}
     if excluded := [combination for combination in design.get(EXCLUDE, []) if combination.keys() <= factors.keys()]:
         made[EXCLUDE] = excluded
-    entry = {"name": "Options meet", DESIGN: made, **{name: group for name, group in fields.items() if group}}
+    entry = {"name": "Options meet", DESIGN_KEY: made, **{name: group for name, group in fields.items() if group}}
     dtypes = [dtype for dtype in DTYPES if dtype in request.implementation.declared.classes]
     head = {
         "title": f"Every {request.strength} of what {request.implementation.name} has"[:200],
@@ -147,7 +147,7 @@ def write_design(request: DesignRequest, path: Path | None = None) -> tuple[Path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     [case] = read_yaml(path).data["cases"]
-    return path, len(load_case_file(path, path.name, path.stem, ())), len(case[DESIGN][FACTORS])
+    return path, len(load_case_file(path, path.name, path.stem, ())), len(case[DESIGN_KEY][FACTORS])
 
 
 def _fields_with_parameter(fields: Mapping[str, Any], request: DesignRequest) -> dict[str, Any]:
@@ -158,10 +158,10 @@ def _fields_with_parameter(fields: Mapping[str, Any], request: DesignRequest) ->
     kept = {
         name
         for name in asked
-        if name in accepted or name in positional or (name in OPTIONS and OPTIONS[name].for_reading)
+        if name in accepted or name in positional or (name in OPTIONS and OPTIONS[name].only_in_files)
     }
     without_required_option = {
-        name for name in kept if name in OPTIONS and (needed := OPTIONS[name].with_one_of) and not kept & {*needed}
+        name for name in kept if name in OPTIONS and (needed := OPTIONS[name].requires_one_of) and not kept & {*needed}
     }
     return {name: value for name, value in asked.items() if name in kept - without_required_option}
 
@@ -170,8 +170,7 @@ def _levels_by_name(levels: Any) -> dict[str, LevelValues]:
     """Return the levels of a factor by name; a factor with one value per level has a mapping of labels to values."""
     if isinstance(levels, list):
         return {
-            row[ROW_LABEL_FIELD]: {name: value for name, value in row.items() if name != ROW_LABEL_FIELD}
-            for row in levels
+            row[ROW_LABEL_KEY]: {name: value for name, value in row.items() if name != ROW_LABEL_KEY} for row in levels
         }
     return {label: {"": value} for label, value in levels.items()}
 
@@ -180,7 +179,7 @@ def _factors_to_yaml_data(factors: Mapping[str, dict[str, LevelValues]]) -> dict
     return {
         name: {label: level[""] for label, level in levels.items()}
         if any("" in level for level in levels.values())
-        else [{ROW_LABEL_FIELD: label, **level} for label, level in levels.items()]
+        else [{ROW_LABEL_KEY: label, **level} for label, level in levels.items()]
         for name, levels in factors.items()
     }
 

@@ -33,19 +33,27 @@ from typing import get_args
 
 from attncheck.common.errors import UsageError
 from attncheck.reading.case import Case
-from attncheck.reading.covering import cover_features
+from attncheck.reading.covering import choose_to_cover_features
 from attncheck.reading.inputs import (
     ArrayWithRadius,
     RoundedInputs,
     convert_inputs,
     make_exact_inputs,
     make_inputs,
-    problem_from_case,
+    make_problem_of_case,
 )
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import axis_lengths
-from attncheck.spec import DEFAULT_EMPTY_ROWS, OPERATIONS, OPTIONS, REQUESTED_BY, SCORE_INPUTS, InputSpec, Operation
-from attncheck.spec.options import SIXTEEN_BITS
+from attncheck.spec import (
+    DEFAULT_EMPTY_ROWS,
+    OPERATIONS,
+    OPTIONS,
+    REQUESTERS_OF_STAGE,
+    SCORE_INPUTS,
+    InputSpec,
+    Operation,
+)
+from attncheck.spec.options import SIXTEEN_BIT_DTYPES
 
 _MAX_CACHED_INPUTS = 64
 """Cases whose inputs are kept: workers go through the plan in parallel, and the dtypes of a case share them."""
@@ -106,7 +114,7 @@ class Plan:
 
     def problem(self, unit: Unit) -> Problem:
         """Return the problem of a unit, which a worker evaluates."""
-        return problem_from_case(self.case(unit), self.inputs(unit)).as_call()
+        return make_problem_of_case(self.case(unit), self.inputs(unit)).as_call()
 
     def with_standard_units(self, positions: Collection[int]) -> Plan:
         """Limit modes that compile each case separately to the units at these positions of the plan."""
@@ -163,11 +171,15 @@ def option_levels(operation: Operation) -> dict[str, list[Level]]:
         option: list(_levels_of_option(option)) for option in sorted(operation.options - OPTIONS_WITHOUT_PAIRS.keys())
     }
     inputs = operation.inputs
-    if operation.has_score_kinds:
+    if operation.has_score_option:
         inputs = {name: spec for score_inputs in SCORE_INPUTS.values() for name, spec in score_inputs.items()}
     for name, spec in inputs.items():
         # Of two inputs that need each other, one stands for both.
-        is_second = spec.needs is not None and inputs[spec.needs].needs == name and spec.needs < name
+        is_second = (
+            spec.required_input is not None
+            and inputs[spec.required_input].required_input == name
+            and spec.required_input < name
+        )
         if not spec.required and not is_second:
             levels[name] = list(_levels_of_input(name, spec))
     letters = {letter for spec in inputs.values() for axis in spec.axes for letter in axis.split("*")}
@@ -225,28 +237,28 @@ def _levels_of_option(option: str) -> Iterator[Level]:
 
 
 def _has_fully_masked_rows(case: Case) -> bool:
-    if not {*case.inputs, *case.options} & (REQUESTED_BY["masked"] | REQUESTED_BY["biased"]):
+    if not {*case.inputs, *case.options} & (REQUESTERS_OF_STAGE["masked"] | REQUESTERS_OF_STAGE["biased"]):
         return False
     from attncheck.judging.undefined import flag_empty_rows  # which loads what exact answers need
 
-    problem = problem_from_case(case, make_inputs(case, "float32"))
+    problem = make_problem_of_case(case, make_inputs(case, "float32"))
     return bool(flag_empty_rows(problem.without_layout()).any())
 
 
 def _levels_of_input(name: str, spec: InputSpec) -> Iterator[Level]:
     def varies_along_axis(case: Case, axis: str, is_along: bool) -> bool:
         input_spec = case.input_specs.get(name)
-        if name not in case.inputs or input_spec is None or not input_spec.broadcast:
+        if name not in case.inputs or input_spec is None or not input_spec.is_broadcastable:
             return name in case.inputs  # of another kind of score it has no such axes
         return (case.input_shapes[name][input_spec.axes.index(axis)] > 1) == is_along
 
-    if spec.broadcast:
+    if spec.is_broadcastable:
         for axis in spec.axes:
             yield Level(name, f"{name} along {axis}", partial(varies_along_axis, axis=axis, is_along=True))
             yield Level(name, f"{name} spread over {axis}", partial(varies_along_axis, axis=axis, is_along=False))
         return
     yield Level(name, name, lambda case: name in case.inputs)
-    if spec.whole:
+    if spec.is_count:
         yield Level(
             name, f"{name} with 0", lambda case: name in case.inputs and 0 in make_exact_inputs(case)[name].array
         )
@@ -287,7 +299,7 @@ def standard_unit_positions(cases: Sequence[Case], case_dtype_pairs: Sequence[tu
         for position, (number, dtype) in enumerate(case_dtype_pairs)
         if of_case[number].is_document or dtype in recorded.get(of_case[number].id, ())
     }
-    return cover_features(unit_features(of_case, case_dtype_pairs), chosen)
+    return choose_to_cover_features(unit_features(of_case, case_dtype_pairs), chosen)
 
 
 def unit_features(cases: Mapping[int, Case], units: Sequence[tuple[int, str]]) -> list[frozenset[Hashable]]:
@@ -296,7 +308,7 @@ def unit_features(cases: Mapping[int, Case], units: Sequence[tuple[int, str]]) -
     return [
         frozenset([(cases[case].operation, dtype)]).union(
             (key for key, _ in of_case[case]),
-            ((key, dtype in SIXTEEN_BITS) for key, in_both in of_case[case] if in_both),
+            ((key, dtype in SIXTEEN_BIT_DTYPES) for key, in_both in of_case[case] if in_both),
         )
         for case, dtype in units
     ]

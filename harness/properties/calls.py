@@ -138,7 +138,7 @@ def keys_permuted(problem: Problem) -> Sequence[AnyVariant]:
     """Compute with keys in another order, together with all inputs along keys."""
     require_arguments(problem, forbidden=(*_POSITION_ARGUMENTS, "past_key", "cu_seqlens_k"))
     keys = lengths_by_letter(problem).get("Lk", 0)
-    if keys < 2 or not any("Lk" in spec.axes for spec in problem.specs.values()):
+    if keys < 2 or not any("Lk" in spec.axes for spec in problem.input_specs.values()):
         raise NotApplicable("the case has no keys to put in another order")
     orders = {
         "the keys in reverse": np.arange(keys)[::-1],
@@ -180,13 +180,13 @@ def _pad_keys(problem: Problem) -> Iterator[PropertyVariant]:
     keys = lengths_by_letter(problem)["T"]
     longer = change_along_axes(problem, {"Lk": _append_copies, "T": _append_zeros})
     allowed = np.arange(keys + _ADDED_COUNT) < keys
-    if "mask" in problem.specs and "key_lengths" not in problem.inputs:
+    if "mask" in problem.input_specs and "key_lengths" not in problem.inputs:
         mask = problem.inputs.get("mask", np.ones((1, 1, 1, keys), np.bool_))
         broadcast = np.broadcast_to(mask, (*mask.shape[:-1], keys))
         added = np.zeros((*mask.shape[:-1], _ADDED_COUNT), np.bool_)
         masked = longer.with_changes(mask=np.concatenate([broadcast, added], axis=-1) & allowed)
         yield PropertyVariant("keys added with a mask", (FurtherCall("with keys that are masked", masked),))
-    if "key_lengths" in problem.specs:
+    if "key_lengths" in problem.input_specs:
         lengths = problem.inputs.get("key_lengths", np.full(lengths_by_letter(problem)["B"], keys, np.int64))
         cut = longer.with_changes(key_lengths=lengths)
         yield PropertyVariant("keys added with lengths", (FurtherCall("with keys beyond the lengths", cut),))
@@ -369,7 +369,7 @@ def values_scaled(problem: Problem) -> Sequence[AnyVariant]:
 
 def scores_shifted(problem: Problem) -> Sequence[AnyVariant]:
     """Add a separate number to all scores of each row, through the bias."""
-    if "bias" not in problem.specs or result_stage_names(problem) != ("output",):
+    if "bias" not in problem.input_specs or result_stage_names(problem) != ("output",):
         raise NotApplicable(f"{problem.operation} takes no bias, or gives more than an output")
     require_arguments(problem, forbidden=("sinks", "mask_fill"))
     queries, keys = lengths_by_letter(problem)["Lq"], lengths_by_letter(problem)["T"]
@@ -462,7 +462,7 @@ _MANY_CALL_COUNT = 1000
 def layout(problem: Problem) -> Sequence[AnyVariant]:
     """Change the memory layout of query, key and value, then of the mask and the bias."""
     inputs = problem.inputs
-    numbers = [name for name in inputs if name not in _MASK_INPUTS and problem.specs[name].is_number]
+    numbers = [name for name in inputs if name not in _MASK_INPUTS and problem.input_specs[name].is_number]
     masks = [name for name in _MASK_INPUTS if name in inputs]
     variants = []
     for of, kinds in ((numbers, _TESTED_LAYOUTS), (masks, ("strided", "transposed", "reversed"))):
@@ -508,7 +508,7 @@ def threads(problem: Problem) -> Sequence[AnyVariant]:
 def output_buffer(problem: Problem) -> Sequence[AnyVariant]:
     """Fill the memory that the call may allocate with NaN: directly, and by the same call on NaN."""
     call = call_returning(problem)
-    numbers = {name: array for name, array in problem.inputs.items() if problem.specs[name].is_number}
+    numbers = {name: array for name, array in problem.inputs.items() if problem.input_specs[name].is_number}
     nan = {name: np.full_like(array, np.nan) for name, array in numbers.items() if array.dtype.name != "float8_e5m2"}
     poisonous = call_returning(problem.with_changes(**nan))
     freed = Session((SessionStep(call), SessionStep(call, nan_memory=True)))
@@ -528,7 +528,7 @@ def inputs_unchanged(problem: Problem) -> Sequence[AnyVariant]:
 
 def outputs_independent(problem: Problem) -> Sequence[AnyVariant]:
     """Compare the output of a call before and after the next calls; it must not be memory of an input."""
-    numbers = {name: array for name, array in problem.inputs.items() if problem.specs[name].is_number}
+    numbers = {name: array for name, array in problem.inputs.items() if problem.input_specs[name].is_number}
     halved = call_returning(
         problem.with_changes(**{name: multiply_by_power_of_two(array, 0.5) for name, array in numbers.items()})
     )

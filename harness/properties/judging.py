@@ -18,7 +18,7 @@ from attncheck.common.store import NO_STORE, Store
 from attncheck.common.wording import format_element, format_index
 from attncheck.execution.sessions import view_as_integers
 from attncheck.judging.compare import error_ratio, index_of_largest
-from attncheck.judging.judge_stages import failing_elements
+from attncheck.judging.judge_stages import flag_failing_elements
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.properties.variants import PropertyVariant, multiply_by_power_of_two, result_stage_names
 from attncheck.reading.lowering import Array
@@ -82,14 +82,14 @@ class CallResult(Elementwise):
 
 def judge_call_result(description: str, truth: Truth, stage: str, array: Array, rounding_model: str) -> CallResult:
     """Compare the result of a call with its exact answer."""
-    truth = truth.for_returned({stage: array})
+    truth = truth.for_returned_dtypes({stage: array})
     if stage not in truth.exact:
         nothing = np.full(array.shape, np.nan)
         return CallResult(description, array, nothing, nothing, np.zeros(array.shape, bool), np.ones(array.shape, bool))
-    reference = truth.reference(stage, rounding_model, array)
+    reference = truth.stage_reference(stage, rounding_model, array)
     exact, bound = reference.exact, reference.bound
-    allowed, wrong = bound.max_error + exact.radius, failing_elements(reference, array)
-    return CallResult(description, array, exact.high, allowed, wrong, reference.open)
+    allowed, wrong = bound.max_error + exact.radius, flag_failing_elements(reference, array)
+    return CallResult(description, array, exact.high, allowed, wrong, reference.unjudged_elements)
 
 
 def judge_variant(
@@ -168,7 +168,7 @@ def judge_arrays(
         return VariantResult(
             PropertyOutcome.BITWISE, f"all {elements} elements: {description}", stage, elements=elements
         )
-    first_side, second_side = (side.mapped(np.asarray) for side in judge_both_calls())
+    first_side, second_side = (side.map_arrays(np.asarray) for side in judge_both_calls())
     judged = _judge_by_errors(stage, first_side, second_side, differs, chosen, nan_may_spread=nan_may_spread)
     return replace(judged, differing=differing, elements=elements)
 

@@ -32,7 +32,7 @@ from attncheck.properties.variants import (
 )
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs, problem_from_case
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs, make_problem_of_case
 from attncheck.reading.problem import Problem
 from attncheck.reading.selection import PROPERTIES_FILE, CaseSelection, select_cases
 from attncheck.results.format import Row
@@ -73,7 +73,7 @@ def property_questions(cases: Sequence[Case], request: PropertyRequest) -> list[
         for dtype in case.dtypes:
             if request.dtypes and dtype not in request.dtypes:
                 continue
-            problem = problem_from_case(case, convert_inputs(case, exact, dtype))
+            problem = make_problem_of_case(case, convert_inputs(case, exact, dtype))
             for name in (
                 name for name in case.properties if not request.property_names or name in request.property_names
             ):
@@ -321,7 +321,7 @@ def mark_expected_failure(row: Row, expected: Iterable[ExpectedFailure]) -> Row:
 
 
 def _expects_failure_of(expected: ExpectedFailure, row: Row) -> bool:
-    return expected.concerns(row.implementation, row.case, row.dtype, row.property_name)
+    return expected.applies_to_evaluation(row.implementation, row.case, row.dtype, row.property_name)
 
 
 _JUDGED_OUTCOMES = (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS, PropertyOutcome.NAN, PropertyOutcome.BROKEN)

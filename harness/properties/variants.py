@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from attncheck.execution.sessions import Session
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
-from attncheck.reading.shapes import axis_lengths, input_of_optional_gradients, stage_axes
+from attncheck.reading.shapes import axis_lengths, find_stage_axes, input_of_optional_gradients
 from attncheck.spec import OPERATIONS, Axes, result_stages
 
 ArrayChange = Callable[[Array, int], Array]
@@ -68,7 +68,7 @@ def change_along_axes(problem: Problem, letters: Mapping[str, ArrayChange]) -> P
 
 def input_axis(problem: Problem, name: str, letter: str) -> int | None:
     """Return an input's axis, from the end; None without one, or if it is broadcast."""
-    return _axis_from_end(problem, problem.specs[name].axes, letter, problem.inputs[name].shape)
+    return _axis_from_end(problem, problem.input_specs[name].axes, letter, problem.inputs[name].shape)
 
 
 def stage_axis(problem: Problem, stage: str, letter: str, shape: tuple[int, ...]) -> int | None:
@@ -79,8 +79,8 @@ def stage_axis(problem: Problem, stage: str, letter: str, shape: tuple[int, ...]
 def result_axes(problem: Problem, stage: str) -> Axes:
     """Return the axes of a stage: for the gradient of an optional input, those of that input."""
     if name := input_of_optional_gradients(problem.operation).get(stage):
-        return problem.specs[name].axes
-    return stage_axes(problem.operation, {*lengths_by_letter(problem), "H*Dv"})[stage]
+        return problem.input_specs[name].axes
+    return find_stage_axes(problem.operation, {*lengths_by_letter(problem), "H*Dv"})[stage]
 
 
 def _axis_from_end(problem: Problem, axes: Axes, letter: str, shape: tuple[int, ...]) -> int | None:
@@ -148,7 +148,7 @@ def multiply_by_power_of_two(array: Array, factor: float) -> Array:
 def has_head_axis(problem: Problem) -> bool:
     """Return whether the operation has an axis of heads and no projections."""
     operation = OPERATIONS[problem.operation]
-    return not operation.has_projections and any("H" in spec.axes for spec in problem.specs.values())
+    return not operation.has_projections and any("H" in spec.axes for spec in problem.input_specs.values())
 
 
 CombineResults = Callable[[str, Sequence[Array]], Array]

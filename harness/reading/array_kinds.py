@@ -106,14 +106,15 @@ FOLDER_CONTEXT_KEY = "folder"
 class StoredContents:
     """A summary of a stored array.
 
-    ``numbers`` are all of them in row order, where they are few and whole, as counts are: ``is_all``. Otherwise they
-    stand for all: the least and the largest finite one, NaN and infinities that are there, and one that is not whole.
+    ``listed_numbers`` are all of them in row order, where they are few and whole, as counts are: ``lists_all_numbers``.
+    Otherwise they stand for all: the least and the largest finite one, NaN and infinities that are there, and one that
+    is not whole.
     """
 
     digest: str
     shape: tuple[int, ...]
-    numbers: tuple[float, ...]
-    is_all: bool
+    listed_numbers: tuple[float, ...]
+    lists_all_numbers: bool
 
 
 class StoredNumbers(StrictModel):
@@ -453,7 +454,7 @@ def array_or_reference(value: Input) -> Array:
     return Reference(ref=value) if isinstance(value, str) else value
 
 
-def parts_with_paths(source: Array) -> list[tuple[FieldPath, Array]]:
+def array_parts_with_paths(source: Array) -> list[tuple[FieldPath, Array]]:
     """Return the arrays of which one is made, each with its place inside of it; none for the other kinds."""
     kind = kind_of(source)
     if kind in COMBINED_KINDS:

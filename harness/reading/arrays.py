@@ -15,11 +15,11 @@ from attncheck.reading import array_kinds as kinds
 from attncheck.reading import generated_arrays as generated
 from attncheck.reading import model
 from attncheck.reading.array_kinds import MASK_PATTERNS, Alibi, PrintedRows, RoundingFields, StoredArray
-from attncheck.reading.diagnostics import CaseFileError, locate_faults, results_or_all_faults, shorten_value
-from attncheck.reading.inputs import draw_parameters, printed_rounding, shape_after_arrangement
+from attncheck.reading.diagnostics import CaseFileError, collect_results_or_faults, locate_faults, shorten_value
+from attncheck.reading.inputs import draw_parameters, make_printed_rounding, shape_after_arrangement
 from attncheck.reading.printed import MAX_AXES, PrintedArray, max_number_count, parse_printed
 from attncheck.reading.shapes import broadcast_shape, concatenated_shape, format_shape, operation_input_shape
-from attncheck.reading.stored_arrays import MAX_COUNTS, MAX_STORED_NUMBERS, read_contents
+from attncheck.reading.stored_arrays import MAX_COUNTS, MAX_STORED_NUMBERS, summarize_stored_array
 from attncheck.reading.yaml_reader import FieldPath
 from attncheck.spec import InputSpec, Shape
 from attncheck.spec.dtypes import largest_number
@@ -87,7 +87,12 @@ def check_counts(source: kinds.Array, named: ArraysByName, path: FieldPath) -> N
     for at, part in _nested_arrays(source, named, path):
         if not isinstance(part, kinds.Values | StoredArray | kinds.Reference) or part.is_scaled:
             raise CaseFileError(at, "these are counts; give them as `values` or from a `file`, without times or plus")
-        if isinstance(part, StoredArray) and part.contents and not part.contents.is_all and part.contents.numbers:
+        if (
+            isinstance(part, StoredArray)
+            and part.contents
+            and not part.contents.lists_all_numbers
+            and part.contents.listed_numbers
+        ):
             raise CaseFileError((*at, "file"), f"expected at most {MAX_COUNTS} counts, all of them whole numbers")
         for where, value in _literals_with_paths(part, at):
             if isinstance(value, bool) or not math.isfinite(value) or value != int(value) or value < 0:
@@ -140,14 +145,14 @@ def check_is_no_mask(source: kinds.Array, named: ArraysByName, path: FieldPath) 
         )
 
 
-def literal_numbers(source: kinds.Array, named: ArraysByName) -> list[float]:
+def list_literal_numbers(source: kinds.Array, named: ArraysByName) -> list[float]:
     """Return the numbers that the file spells out for an array and its parts, with repetitions."""
     return [value for _, part in _nested_arrays(source, named) for value in _literals_of_array(part)]
 
 
 def _literals_of_array(source: kinds.Array) -> Iterable[float]:
     if isinstance(source, StoredArray) and source.contents:
-        return source.contents.numbers
+        return source.contents.listed_numbers
     return (value for _, value in _literals_with_paths(source, ()))
 
 
@@ -157,7 +162,7 @@ def _parts_with_paths(
     """Yield the arrays that one refers to or is made of, each with its place."""
     if isinstance(source, kinds.Reference):
         yield path, named[source.ref]
-    for place, part in kinds.parts_with_paths(source):
+    for place, part in kinds.array_parts_with_paths(source):
         yield (*path, *place), part
 
 
@@ -206,12 +211,12 @@ def _literals_with_paths(source: kinds.Array, path: FieldPath) -> Iterator[tuple
         case kinds.Values():
             yield from _flatten_with_paths(source.values, (*path, "values"))
         case kinds.PrintedInput():
-            for number in parse_printed(source.printed, printed_rounding(source)).value.ravel():
+            for number in parse_printed(source.printed, make_printed_rounding(source)).value.ravel():
                 yield (*path, "printed"), float(number)
         case kinds.AsBias():
             yield from (((*path, "as_bias"), number) for number in (0.0, -math.inf))
         case StoredArray():  # each once: a mask has two, however long it is
-            numbers = dict.fromkeys(source.contents.numbers if source.contents else ())
+            numbers = dict.fromkeys(source.contents.listed_numbers if source.contents else ())
             yield from (((*path, "file"), number) for number in numbers)
         case Alibi():
             yield (*path, "alibi"), -generated.alibi_magnitude_bound(source)
@@ -250,14 +255,14 @@ MAX_INT64 = 2**63 - 1
 class CheckedArrays:
     """Shapes of the named arrays, in the order in which they are made; how many numbers are made for all of them.
 
-    ``spelled`` says how many numbers the file spells out for each, and how many are looked at to check it.
-    ``file_shapes`` are the shapes of inputs in the file, before heads are split and axes added.
+    ``spelled_and_checked_counts`` says how many numbers the file spells out for each, and how many are looked at to
+    check it. ``file_shapes`` are the shapes of inputs in the file, before heads are split and axes added.
     """
 
     sources: Mapping[str, kinds.Array]
     shapes: Mapping[str, Shape]
-    numbers: int = 0
-    spelled: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    number_count: int = 0
+    spelled_and_checked_counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     file_shapes: Mapping[str, Shape] = field(default_factory=dict)
 
 
@@ -267,20 +272,21 @@ class _ArrayBudget:
 
     shapes: Mapping[str, Shape]
     random: model.Random | None
-    numbers: int
+    number_count: int
 
     def count_array(self, shape: Shape, path: FieldPath) -> Shape:
         """Count one more array. Raises ``CaseFileError`` if it, or all of them together, are too large."""
-        self.numbers += math.prod(_require_allowed_size(shape, path))
-        if self.numbers > MAX_CASE_NUMBERS:
+        self.number_count += math.prod(_require_allowed_size(shape, path))
+        if self.number_count > MAX_CASE_NUMBERS:
             raise CaseFileError(
                 path,
-                f"with this array {self.numbers} numbers are made for the case; expected at most {MAX_CASE_NUMBERS}",
+                f"with this array {self.number_count} numbers are made for the case; "
+                f"expected at most {MAX_CASE_NUMBERS}",
             )
         return shape
 
 
-NO_ARRAYS = CheckedArrays({}, {})
+NO_CHECKED_ARRAYS = CheckedArrays({}, {})
 
 
 def check_named_arrays(
@@ -290,8 +296,8 @@ def check_named_arrays(
 
     Raises ``CaseFileError`` for a name that is taken, and for an array that cannot be made.
     """
-    sources, shapes, spelled = dict(before.sources), dict(before.shapes), dict(before.spelled)
-    making = _ArrayBudget(shapes, random, before.numbers)
+    sources, shapes, spelled = dict(before.sources), dict(before.shapes), dict(before.spelled_and_checked_counts)
+    making = _ArrayBudget(shapes, random, before.number_count)
     for name, source in group.items():
         path = (*where, "arrays", name)
         if name in sources:
@@ -300,13 +306,13 @@ def check_named_arrays(
         _check_nesting(source, sources, path)
         sources[name] = source
         spelled[name] = _count_spelled_and_checked(source, spelled)
-    return CheckedArrays(sources, shapes, making.numbers, spelled)
+    return CheckedArrays(sources, shapes, making.number_count, spelled)
 
 
 def count_checked_numbers(entry: model.CaseEntry, arrays: CheckedArrays) -> int:
     """Return how many numbers are looked at, one by one, to check a case's inputs."""
     return sum(
-        _count_spelled_and_checked(kinds.array_or_reference(source), arrays.spelled)[1]
+        _count_spelled_and_checked(kinds.array_or_reference(source), arrays.spelled_and_checked_counts)[1]
         for source in entry.inputs.values()
     )
 
@@ -320,7 +326,7 @@ def _count_spelled_and_checked(source: kinds.Array, named: Mapping[str, tuple[in
         case kinds.Reference():
             inner = [named.get(source.ref, (0, 0))]
         case _:
-            inner = [_count_spelled_and_checked(part, named) for _, part in kinds.parts_with_paths(source)]
+            inner = [_count_spelled_and_checked(part, named) for _, part in kinds.array_parts_with_paths(source)]
             if isinstance(source, MASK_PATTERNS):  # their lists, such as the parents of a tree
                 lists = (value for name, value in source if name != "rows" and isinstance(value, list))
                 listed = sum(map(_count_listed_numbers, lists))
@@ -354,7 +360,7 @@ def check_inputs(
     sources: dict[str, kinds.Array] = {}
     shapes: dict[str, Shape] = {}
     in_file: dict[str, Shape] = {}
-    making = _ArrayBudget(arrays.shapes, random, arrays.numbers)
+    making = _ArrayBudget(arrays.shapes, random, arrays.number_count)
 
     def resolve(name: str, value: kinds.Input) -> None:
         path = (*where, "inputs", name)
@@ -363,11 +369,11 @@ def check_inputs(
         source = kinds.array_or_reference(value)
         shape = in_file[name] = _array_shape(source, making, path)
         _check_nesting(source, arrays.sources, path)
-        if specs[name].boolean:
+        if specs[name].is_boolean:
             check_boolean_mask(source, arrays.sources, path)
         if specs[name].is_number:
             check_is_no_mask(source, arrays.sources, path)
-        if specs[name].whole:
+        if specs[name].is_count:
             check_counts(source, arrays.sources, path)
         if not entry.allow_nonfinite:
             check_finite(source, arrays.sources, path, allow_infinite=specs[name].may_be_infinite)
@@ -375,14 +381,14 @@ def check_inputs(
             shapes[name] = operation_input_shape(specs[name], shape, heads.get(name))
         sources[name] = source
 
-    results_or_all_faults(partial(resolve, name, value) for name, value in entry.inputs.items())
+    collect_results_or_faults(partial(resolve, name, value) for name, value in entry.inputs.items())
     missing = [name for name, spec in specs.items() if spec.required and name not in sources]
     if missing:
         raise CaseFileError((*where, "inputs", missing[0]), f"{operation} needs this input: {missing[0]} is missing")
     for name in sources:
-        if specs[name].needs not in (None, *sources):
-            raise CaseFileError((*where, "inputs", name), f"needs {specs[name].needs}, which is missing")
-    return CheckedArrays(sources, shapes, making.numbers, file_shapes=in_file)
+        if specs[name].required_input not in (None, *sources):
+            raise CaseFileError((*where, "inputs", name), f"needs {specs[name].required_input}, which is missing")
+    return CheckedArrays(sources, shapes, making.number_count, file_shapes=in_file)
 
 
 def _check_nesting(source: kinds.Array, named: ArraysByName, path: FieldPath) -> None:
@@ -426,7 +432,7 @@ def _shape_before_arranging(source: kinds.Array, making: _ArrayBudget, path: Fie
             if isinstance(source, kinds.Drawn):
                 _check_draw(source, making.random, shape, path)
             return shape
-    parts = [_array_shape(part, making, (*path, *place)) for place, part in kinds.parts_with_paths(source)]
+    parts = [_array_shape(part, making, (*path, *place)) for place, part in kinds.array_parts_with_paths(source)]
     with locate_faults(path, kinds.kind_of(source)):
         return _require_allowed_size(_shape_from_parts(source, parts), path)
 
@@ -435,7 +441,7 @@ def _shape_from_parts(source: kinds.Array, parts: list[Shape]) -> Shape:
     """Return the shape of an array that is stored, made of positions, or made of arrays of these shapes."""
     match source:
         case StoredArray():
-            return source.remember_contents(read_contents(source)).shape
+            return source.remember_contents(summarize_stored_array(source)).shape
         case kinds.Concat():
             return concatenated_shape(parts, source.axis)
         case kinds.Blocks():
@@ -499,4 +505,4 @@ def parse_printed_rows(rows: PrintedRows, fields: RoundingFields, path: FieldPat
             (*path[:-1], "digits"), "exact numbers are not rounded; expected at most one of exact, digits"
         )
     with locate_faults(path):
-        return parse_printed(rows, printed_rounding(fields))
+        return parse_printed(rows, make_printed_rounding(fields))

@@ -22,7 +22,7 @@ from attncheck.common.wording import DocumentLayout, layout_of
 from attncheck.reading import array_kinds
 from attncheck.reading.array_kinds import Array, PrintedInput, Reference
 from attncheck.reading.model import TAG_FILE, Random, Source, TagEntry
-from attncheck.reading.parsed_corpus import READING_CODE, key_of_file, read_entry
+from attncheck.reading.parsed_corpus import READING_CODE_MODULES, key_of_file, read_entry
 from attncheck.reading.printed import PrintedArray, PrintedRounding, parse_printed
 from attncheck.spec import InputSpec, Options, Shape, input_specs
 
@@ -131,14 +131,14 @@ MAX_LISTED_ROWS = 4
 """More consecutive rows are written as a slice."""
 
 
-def case_records(cases: Iterable[Case], tags: Mapping[str, TagEntry]) -> Iterator[dict[str, Any]]:
+def make_case_records(cases: Iterable[Case], tags: Mapping[str, TagEntry]) -> Iterator[dict[str, Any]]:
     """Yield the records of cases for cases.json; only the first case with a tag has the tag's meaning."""
     remaining = dict(tags)
     for case in cases:
-        yield case_record(case, {tag: remaining.pop(tag) for tag in case.tags if tag in remaining})
+        yield make_case_record(case, {tag: remaining.pop(tag) for tag in case.tags if tag in remaining})
 
 
-def case_record(case: Case, tags: Mapping[str, TagEntry]) -> dict[str, Any]:
+def make_case_record(case: Case, tags: Mapping[str, TagEntry]) -> dict[str, Any]:
     """Return a case's names, source, notes, expectations, and what its tags mean, for cases.json."""
     return {
         "id": case.id,
@@ -161,7 +161,7 @@ def case_record(case: Case, tags: Mapping[str, TagEntry]) -> dict[str, Any]:
         "notes": list(case.notes),
         "computed_in": case.computed_in,
         "warnings": list(case.warnings),
-        "expected": [_expected_record(expected) for expected in case.expected],
+        "expected": [_make_expectation_record(expected) for expected in case.expected],
     }
 
 
@@ -181,7 +181,7 @@ def _describe_document_inputs(case: Case) -> dict[str, Any]:
     return described
 
 
-def _expected_record(expected: ExpectedStage) -> dict[str, Any]:
+def _make_expectation_record(expected: ExpectedStage) -> dict[str, Any]:
     record = {name: getattr(expected, name) for name in ("name", "of", "basis", "transpose")}
     texts = {name: getattr(expected, name) for name in ("called", "because", "erratum", "note", "digits")}
     present = {name: text for name, text in texts.items() if text is not None}
@@ -287,7 +287,7 @@ def _load_cached(
         return decode(parsed)
     if store.folder is None:
         return load()
-    digest = digest_of(digest_of_code(READING_CODE, _READING_PACKAGES), content, named)
+    digest = digest_of(digest_of_code(READING_CODE_MODULES, _READING_PACKAGES), content, named)
     return store.remembered(lambda: Key("cases", digest), load, encode, decode)
 
 
@@ -299,7 +299,7 @@ def _has_stored_arrays(case: Case) -> bool:
         source = pending.pop()
         if isinstance(source, array_kinds.StoredArray):
             return True
-        pending += [part for _, part in array_kinds.parts_with_paths(source)]
+        pending += [part for _, part in array_kinds.array_parts_with_paths(source)]
     return False
 
 

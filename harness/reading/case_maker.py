@@ -38,7 +38,7 @@ from attncheck.reading.arrays import (
     check_positive_scales,
     count_checked_numbers,
     has_too_many_elements,
-    literal_numbers,
+    list_literal_numbers,
 )
 from attncheck.reading.case import Case
 from attncheck.reading.diagnostics import CaseFileError, locate_faults
@@ -54,7 +54,7 @@ from attncheck.spec import (
     OPERATIONS_PER_HEAD,
     OPTIONS,
     PACKED_PROJECTIONS,
-    REQUESTED_BY,
+    REQUESTERS_OF_STAGE,
     SCALES,
     SCORE_SPECS,
     InputSpec,
@@ -66,13 +66,13 @@ from attncheck.spec import (
 )
 from attncheck.spec.dtypes import numpy_dtype
 
-_ADDED_TO_SCORES = frozenset(
+_INPUTS_ADDED_TO_SCORES = frozenset(
     name for operation in OPERATIONS.values() for name, spec in operation.inputs.items() if spec.may_be_infinite
 )
 """Inputs whose -inf forbids a key."""
 _MAX_MASK_FILL = 65504
 """The largest number of float16, which has the smallest range of all dtypes of cases."""
-SCORES_OF_OPTION: Mapping[str, tuple[str, ...]] = {
+SCORE_KINDS_OF_OPTION: Mapping[str, tuple[str, ...]] = {
     option: tuple(name for name, score in SCORE_SPECS.items() if option in score.options)
     for option in OPTIONS
     if any(option in score.options for score in SCORE_SPECS.values())
@@ -84,7 +84,7 @@ _MERGED_AXES: Mapping[str, str] = {
     name: spec.axes[1]
     for operation in OPERATIONS_PER_HEAD
     for name, spec in OPERATIONS[operation].inputs.items()
-    if spec.is_number and not spec.broadcast and len(spec.axes) == 4
+    if spec.is_number and not spec.is_broadcastable and len(spec.axes) == 4
 }
 """Inputs whose heads may lie side by side, and the letter that counts them."""
 MERGED_INPUTS = frozenset(_MERGED_AXES)
@@ -98,7 +98,7 @@ _PROJECTION_WEIGHTS = frozenset(
     for name in operation.inputs
     if name.endswith("_weight")
 )
-COUNTED_THINGS: Mapping[str, str] = {"T": "keys", "Lk": "keys", "Lq": "queries", "Np": "pages"}
+NAMES_OF_COUNTED_AXES: Mapping[str, str] = {"T": "keys", "Lk": "keys", "Lq": "queries", "Np": "pages"}
 """What an axis that counts may not exceed counts itself."""
 MAX_CHECKED_NUMBERS = 2**17
 """Numbers that are looked at one by one for all cases of a file, counted again wherever a case refers to them."""
@@ -108,12 +108,12 @@ MAX_CHECKED_NUMBERS = 2**17
 class CaseBudget:
     """The numbers that may be looked at one by one while a file is read."""
 
-    remaining: int = field(default_factory=lambda: MAX_CHECKED_NUMBERS)
+    remaining_numbers: int = field(default_factory=lambda: MAX_CHECKED_NUMBERS)
 
-    def spend(self, numbers: int, path: FieldPath) -> None:
+    def spend_numbers(self, numbers: int, path: FieldPath) -> None:
         """Count the numbers of one more case. Raises ``CaseFileError`` if the cases so far have used the budget up."""
-        self.remaining -= numbers
-        if self.remaining < 0:
+        self.remaining_numbers -= numbers
+        if self.remaining_numbers < 0:
             raise CaseFileError(
                 path,
                 f"the file's cases spell out or refer to more than {MAX_CHECKED_NUMBERS} numbers; draw large arrays "
@@ -131,7 +131,7 @@ class CaseLocation:
     path: FieldPath
 
 
-def random_settings(file: model.CaseFile, entry: model.CaseEntry) -> model.Random | None:
+def find_random_settings(file: model.CaseFile, entry: model.CaseEntry) -> model.Random | None:
     """Return how a case draws its arrays: as it says itself, or as the file says of all."""
     return entry.random or file.defaults.random
 
@@ -153,7 +153,7 @@ class CaseMaker:
         """
         entry = self.entry
         self.operation = entry.operation or self.file.operation
-        self.random = random_settings(self.file, entry)
+        self.random = find_random_settings(self.file, entry)
         self.options = self._read_options()
         self.specs = input_specs(self.operation, self.options.get("score"))
         self._transpose_linear_projections()
@@ -162,7 +162,7 @@ class CaseMaker:
         except CaseFileError as error:
             raise _as_fault_of_packed_input(error, entry, self.location.path) from None
 
-    def _fault_at(self, message: str, *path: str | int) -> CaseFileError:
+    def _make_fault_at(self, message: str, *path: str | int) -> CaseFileError:
         """Return a fault at a field of the case."""
         return CaseFileError((*self.location.path, *path), message)
 
@@ -176,33 +176,33 @@ class CaseMaker:
         for name in declared:
             if name not in allowed:
                 listed = ", ".join(sorted(allowed)) or "no options"
-                raise self._fault_at(f"does not apply to {self.operation}, which takes {listed}", "options", name)
+                raise self._make_fault_at(f"does not apply to {self.operation}, which takes {listed}", "options", name)
         defaults = self.file.defaults.options.model_dump(exclude_none=True)
         options = {name: value for name, value in defaults.items() if name in allowed} | declared
-        for name, reason in self._reasons_of_idle_options(options).items():
+        for name, reason in self._find_idle_options(options).items():
             if name in declared:
-                raise self._fault_at(reason, "options", name)
+                raise self._make_fault_at(reason, "options", name)
             del options[name]
-        for name, message in _option_faults(options, self.operation):
+        for name, message in _find_option_faults(options, self.operation):
             if name and name not in declared:
                 raise CaseFileError(("defaults", "options", name), message)
-            raise self._fault_at(message, "options", *filter(None, [name]))
+            raise self._make_fault_at(message, "options", *filter(None, [name]))
         if "window" in options:
             options["window"] = tuple(options["window"])
         return options
 
-    def _reasons_of_idle_options(self, options: Mapping[str, Any]) -> dict[str, str]:
+    def _find_idle_options(self, options: Mapping[str, Any]) -> dict[str, str]:
         """Return the options without effect on such a case, each with the reason."""
         idle: dict[str, str] = {}
-        if "alignment" in options and not any(options.get(name) for name in OPTIONS["alignment"].with_one_of):
+        if "alignment" in options and not any(options.get(name) for name in OPTIONS["alignment"].requires_one_of):
             idle["alignment"] = "says where queries stand for is_causal or a window, and this case has neither"
         idle |= {
-            str(spec.instead_of): spec.not_both
+            str(spec.replaced_option): spec.conflict_reason
             for name, spec in OPERATIONS[self.operation].inputs.items()
-            if name in self.entry.inputs and spec.instead_of in options
+            if name in self.entry.inputs and spec.replaced_option in options
         }
         for name in options:
-            needed = OPTIONS[name].needs
+            needed = OPTIONS[name].required_input
             if needed is not None and needed not in self.entry.inputs:
                 idle[name] = f"says something of {needed}, which this case has not"
         if not OPERATIONS[self.operation].has_projections and self.entry.layout == "split":
@@ -220,7 +220,7 @@ class CaseMaker:
         if self.options.get("projections") != LINEAR_PROJECTIONS:
             if packed:
                 message = "holds three projections as nn.Linear does; such a case has `options: {projections: linear}`"
-                raise self._fault_at(message, "inputs", packed[0])
+                raise self._make_fault_at(message, "inputs", packed[0])
             return
         inputs: dict[str, kinds.Input] = {}
         for name, source in self.entry.inputs.items():
@@ -238,7 +238,7 @@ class CaseMaker:
         """Return the three inputs that a packed one holds, as rows of it."""
         for part in PACKED_PROJECTIONS[name]:
             if part in self.entry.inputs:
-                raise self._fault_at(f"is given twice: {name} holds it, too", "inputs", part)
+                raise self._make_fault_at(f"is given twice: {name} holds it, too", "inputs", part)
         label = source if isinstance(source, str) else f"{_INLINE_PREFIX}{name}"
         where = self.location.path
         if label not in self.arrays.sources:
@@ -247,8 +247,8 @@ class CaseMaker:
                     {label: kinds.array_or_reference(source)}, self.arrays, self.random, where
                 )
             except CaseFileError as error:
-                raise self._fault_at(str(error), "inputs", name, *error.path[len(where) + 2 :]) from None
-        limits = self._row_ranges(name, self.arrays.shapes[label])
+                raise self._make_fault_at(str(error), "inputs", name, *error.path[len(where) + 2 :]) from None
+        limits = self._row_limits_of_packed_input(name, self.arrays.shapes[label])
         return {
             part: kinds.Reference.model_construct(
                 ref=label, rows=list(range(*rows)), transpose=name.endswith("_weight")
@@ -256,7 +256,7 @@ class CaseMaker:
             for part, rows in zip(PACKED_PROJECTIONS[name], pairwise(limits), strict=True)
         }
 
-    def _row_ranges(self, name: str, shape: Shape) -> tuple[int, ...]:
+    def _row_limits_of_packed_input(self, name: str, shape: Shape) -> tuple[int, ...]:
         """Return the limits between the rows of query, key and value, and both ends."""
         heads = int(self.options.get("heads", 1))  # without which the case is refused
         shared = int(self.options.get("kv_heads", heads))
@@ -264,28 +264,28 @@ class CaseMaker:
         axes = "(3E, E)" if name.endswith("_weight") else "(3E)"
         if len(shape) != axes.count("E"):
             message = f"expected {axes}, the rows of query, key and value, got shape {format_shape(shape)}"
-            raise self._fault_at(message, "inputs", name)
+            raise self._make_fault_at(message, "inputs", name)
         if shape[0] % together:
             message = (
                 f"shape {format_shape(shape)}: {shape[0]} rows cannot be shared evenly by {heads} "
                 f"heads of queries, {shared} "
                 f"of keys and {shared} of values"
             )
-            raise self._fault_at(message, "inputs", name)
+            raise self._make_fault_at(message, "inputs", name)
         width = shape[0] // together
         return 0, width * heads, width * (heads + shared), shape[0]
 
     def _make_case(self) -> Case:
         file, entry, location, operation = self.file, self.entry, self.location, self.operation
-        merged = self._heads_of_merged_inputs()
-        self.budget.spend(count_checked_numbers(entry, self.arrays), (*location.path, "inputs"))
-        heads = merged | _projection_heads(self.specs, self.options)
+        merged = self._count_heads_of_merged_inputs()
+        self.budget.spend_numbers(count_checked_numbers(entry, self.arrays), (*location.path, "inputs"))
+        heads = merged | _count_projection_heads(self.specs, self.options)
         arguments = (entry, self.specs, self.arrays, self.random, operation, location.path)
         self.inputs = inputs = check_inputs(*arguments, heads=heads)
         if not computed_stages(operation, self.options, inputs.sources):
             message = f"{operation} needs a mask, a bias, key_lengths, a query_mask, options.is_causal or a window"
-            raise self._fault_at(message, "inputs")
-        lengths = self._bind_lengths()
+            raise self._make_fault_at(message, "inputs")
+        lengths = self._find_axis_lengths()
         dtypes = tuple(dict.fromkeys(entry.dtypes or file.defaults.dtypes))
         computed_in = entry.computed_in or file.source.computed_in
         self._check_number_ranges(dtypes, tuple(filter(None, [entry.storage, computed_in])), lengths)
@@ -301,7 +301,7 @@ class CaseMaker:
             arrays=self.arrays.sources,
             inputs=inputs.sources,
             input_shapes=inputs.shapes,
-            stage_shapes=self._checked_stage_shapes(lengths),
+            stage_shapes=self._compute_stage_shapes(lengths),
             options=Options(**self.options),
             dtypes=dtypes,
             tags=tuple(dict.fromkeys([*file.defaults.tags, *entry.tags])),
@@ -310,7 +310,7 @@ class CaseMaker:
             supports_statistics=self._has_random_rounding_errors(),
             storage=entry.storage,
             merged=frozenset(merged),
-            memory_layout=self._memory_layout(merged),
+            memory_layout=self._memory_layout_of_inputs(merged),
             judged_stages=tuple(entry.stages) if entry.stages else None,
             computed_in=computed_in,
             properties=tuple(dict.fromkeys(entry.properties)),
@@ -320,39 +320,41 @@ class CaseMaker:
         for number, stage in enumerate(case.judged_stages or ()):
             known = [name for name in OPERATIONS[operation].stages if name in case.stage_shapes]
             if stage not in known:
-                raise self._fault_at(f"{operation} has {', '.join(known)} here, no {stage}", "stages", number)
+                raise self._make_fault_at(f"{operation} has {', '.join(known)} here, no {stage}", "stages", number)
         return replace(case, expected=read_expectations(entry, case, location.path))
 
-    def _heads_of_merged_inputs(self) -> dict[str, int]:
+    def _count_heads_of_merged_inputs(self) -> dict[str, int]:
         """Return how many heads lie side by side in each input that comes in the merged layout."""
         if self.entry.layout == "split":
             return {}
         if self.operation not in OPERATIONS_PER_HEAD:
-            raise self._fault_at(
+            raise self._make_fault_at(
                 f"{self.operation} has no merged layout; {join_words(OPERATIONS_PER_HEAD)} do", "layout"
             )
         if "heads" not in self.options:
-            raise self._fault_at("the merged layout needs options.heads", "layout")
+            raise self._make_fault_at("the merged layout needs options.heads", "layout")
         query_heads = int(self.options["heads"])
         heads = {"H": query_heads, "Hkv": int(self.options.get("kv_heads", query_heads))}
         return {name: heads[_MERGED_AXES[name]] for name in self.entry.inputs if name in _MERGED_AXES}
 
-    def _bind_lengths(self) -> dict[str, int]:
+    def _find_axis_lengths(self) -> dict[str, int]:
         options = self.options
         shape = self.inputs.shapes.get("query", ())
         if 0 in shape[-1:] and (self.operation != "attention" or "scale" not in options):
             message = f"shape {format_shape(shape)}: a width of 0 is for attention with a `scale`, as 1/sqrt(0) is none"
-            raise self._fault_at(message, "inputs", "query")
+            raise self._make_fault_at(message, "inputs", "query")
         try:
-            return shapes.bind_axes(self.specs, self.inputs.shapes, options.get("heads"), options.get("kv_heads"))
+            return shapes.find_axis_lengths(
+                self.specs, self.inputs.shapes, options.get("heads"), options.get("kv_heads")
+            )
         except ShapeFault as fault:
             name = str(*fault.field)
             file_shape = self.inputs.file_shapes.get(name, ())
-            notes = _reshaped_heads_note(file_shape, self.inputs.shapes.get(name, ()))
+            notes = _describe_reshaped_heads(file_shape, self.inputs.shapes.get(name, ()))
             if options.get("projections") == LINEAR_PROJECTIONS and name in _PROJECTION_WEIGHTS and len(file_shape) > 1:
                 turned = format_shape((*file_shape[:-2], file_shape[-1], file_shape[-2]))
                 notes += f"; projections are linear: {turned} in the file is (out, in)"
-            raise self._fault_at(f"{fault}{notes}", "inputs", name) from None
+            raise self._make_fault_at(f"{fault}{notes}", "inputs", name) from None
 
     def _check_number_ranges(self, dtypes: Sequence[str], stored_in: Sequence[str], lengths: Mapping[str, int]) -> None:
         """Refuse numbers that the narrowest dtype cannot hold, and counts that exceed their axis.
@@ -368,15 +370,17 @@ class CaseMaker:
                 if name in SCALES:
                     check_positive_scales(source, named, path)
                 check_lowest_number(source, named, path, stored_in)
-            if spec.whole:
-                check_counts_at_most(source, named, path, lengths[spec.at_most], COUNTED_THINGS[spec.at_most])
+            if spec.is_count:
+                check_counts_at_most(
+                    source, named, path, lengths[spec.max_value_axis], NAMES_OF_COUNTED_AXES[spec.max_value_axis]
+                )
 
     def _check_layout_inputs(self) -> None:
         """Check the limits of sequences, the pages, and the weights of norms against the shapes."""
         counts = {
-            name: np.array(literal_numbers(source, self.arrays.sources))
+            name: np.array(list_literal_numbers(source, self.arrays.sources))
             for name, source in self.inputs.sources.items()
-            if self.specs[name].whole
+            if self.specs[name].is_count
         }
         with locate_faults((*self.location.path, "inputs")):
             check_layout_inputs(self.operation, self.options, self.inputs.shapes, counts)
@@ -388,31 +392,35 @@ class CaseMaker:
             return
         if not (self.options.get("is_causal") or "window" in self.options or "Lr" in lengths):
             message = "says where queries stand for is_causal, a window or a rotary embedding, and this case has none"
-            raise self._fault_at(message, "inputs", "query_offsets")
-        for entry, offset in enumerate(literal_numbers(source, self.arrays.sources)):
+            raise self._make_fault_at(message, "inputs", "query_offsets")
+        for entry, offset in enumerate(list_literal_numbers(source, self.arrays.sources)):
             if "Lr" in lengths and offset + lengths["Lq"] > lengths["Lr"]:
                 where = f"the queries of batch entry {entry} end at position {offset + lengths['Lq'] - 1:g}"
                 table = f"the rotary embedding has an axis Lr of {lengths['Lr']} positions, from 0 on"
-                raise self._fault_at(f"{where}, and {table}", "inputs", "query_offsets")
+                raise self._make_fault_at(f"{where}, and {table}", "inputs", "query_offsets")
 
     def _check_mask_options(self, keys: int) -> None:
         """Refuse ``empty_rows`` and ``mask_fill`` in a case in which nothing forbids a key."""
         options, inputs, named = self.entry.options, self.inputs.sources, self.arrays.sources
         if options.empty_rows is None and options.mask_fill is None:
             return
-        masks = REQUESTED_BY["masked"]
+        masks = REQUESTERS_OF_STAGE["masked"]
         forbidden = masks & inputs.keys() or any(self.options.get(name) for name in masks)
         if not keys or forbidden:
             return
         if options.mask_fill is not None:
             what = "scores that a mask, causality, a window or lengths forbid"
-            raise self._fault_at(f"stands in the place of {what}; nothing does here", "options", "mask_fill")
-        added = (number for name in _ADDED_TO_SCORES & inputs.keys() for number in literal_numbers(inputs[name], named))
+            raise self._make_fault_at(f"stands in the place of {what}; nothing does here", "options", "mask_fill")
+        added = (
+            number
+            for name in _INPUTS_ADDED_TO_SCORES & inputs.keys()
+            for number in list_literal_numbers(inputs[name], named)
+        )
         if not any(map(math.isinf, added)):
             message = "says what a query gives that may attend to no key; nothing forbids a key here"
-            raise self._fault_at(message, "options", "empty_rows")
+            raise self._make_fault_at(message, "options", "empty_rows")
 
-    def _checked_stage_shapes(self, lengths: Mapping[str, int]) -> dict[str, Shape]:
+    def _compute_stage_shapes(self, lengths: Mapping[str, int]) -> dict[str, Shape]:
         """Return every stage's shape; refuse a judged stage that is too large."""
         stage_shapes, input_shapes = shapes.stage_shapes(self.operation, lengths), self.inputs.shapes
         judged = self.entry.stages
@@ -424,7 +432,7 @@ class CaseMaker:
                 last = list(stage_shapes)[-1]
                 if judged is None and not has_too_many_elements(stage_shapes[last]):
                     message += f", or `stages: [{last}]` to judge that alone"
-                raise self._fault_at(message, "inputs")
+                raise self._make_fault_at(message, "inputs")
         return stage_shapes
 
     def _has_random_rounding_errors(self) -> bool:
@@ -437,16 +445,18 @@ class CaseMaker:
         named = self.arrays.sources
         return all(
             _is_drawn_continuous(source, named)
-            or (self.specs[name].broadcast and _is_zero_or_minus_infinity(source, named))
+            or (self.specs[name].is_broadcastable and _is_zero_or_minus_infinity(source, named))
             for name, source in self.inputs.sources.items()
             if self.specs[name].is_number
         )
 
-    def _memory_layout(self, merged: Mapping[str, int]) -> dict[str, str]:
+    def _memory_layout_of_inputs(self, merged: Mapping[str, int]) -> dict[str, str]:
         """Return the memory layout of inputs: as the case declares, and transposed for merged inputs."""
         for name in self.entry.memory_layout:
             if name in merged:
-                raise self._fault_at("`layout: merged` says already how this lies in memory", "memory_layout", name)
+                raise self._make_fault_at(
+                    "`layout: merged` says already how this lies in memory", "memory_layout", name
+                )
         return dict.fromkeys(merged, "transposed") | self.entry.memory_layout
 
     def _check_storage(self, dtypes: Sequence[str]) -> None:
@@ -455,42 +465,42 @@ class CaseMaker:
         narrow = [dtype for dtype in dtypes if numpy_dtype(dtype).itemsize <= numpy_dtype(storage).itemsize]
         if narrow:
             message = f"expected `dtypes` that are all wider than {storage}, got {', '.join(narrow)}"
-            raise self._fault_at(message, "storage")
+            raise self._make_fault_at(message, "storage")
 
     def _check_memory_layout(self, case: Case) -> None:
         """Refuse a layout that an input cannot have; draw inputs only if one has to have equal slices."""
-        handed_over = [name for name in case.inputs if not self.specs[name].for_reading]
+        handed_over = [name for name in case.inputs if not self.specs[name].only_in_files]
         for name, kind in case.memory_layout.items():
             if name not in handed_over:
                 message = f"expected an input that the case hands over: {', '.join(handed_over)}"
-                raise self._fault_at(message, "memory_layout", name)
+                raise self._make_fault_at(message, "memory_layout", name)
             if message := shapes.unsupported_layout_reason(kind, case.input_shapes[name]):
-                raise self._fault_at(message, "memory_layout", name)
+                raise self._make_fault_at(message, "memory_layout", name)
             if kind == "fused":  # alone in a projection, it would only have heads inside of length
                 batch, _, length, _ = case.input_shapes[name]
                 fused = [partner for partner, layout in case.memory_layout.items() if layout == "fused"]
                 shapes_of_others = [case.input_shapes[partner] for partner in fused if partner != name]
                 if not any(shape[::2] == (batch, length) for shape in shapes_of_others):
                     message = f"fused needs another fused input of a batch of {batch} and a length of {length}"
-                    raise self._fault_at(message, "memory_layout", name)
+                    raise self._make_fault_at(message, "memory_layout", name)
         if "broadcast" not in case.memory_layout.values():
             return
-        self.budget.spend(self.inputs.numbers, (*self.location.path, "memory_layout"))
+        self.budget.spend_numbers(self.inputs.number_count, (*self.location.path, "memory_layout"))
         made = make_exact_inputs(case)
         for name, kind in case.memory_layout.items():
-            if kind == "broadcast" and not shapes.repeated_axes(made[name].array):
+            if kind == "broadcast" and not shapes.find_repeated_axes(made[name].array):
                 message = (
                     "broadcast needs an axis, other than the last, along which all slices are alike; "
                     f"{name} of shape {format_shape(case.input_shapes[name])} has none"
                 )
-                raise self._fault_at(message, "memory_layout", name)
+                raise self._make_fault_at(message, "memory_layout", name)
 
 
-def _option_faults(options: Mapping[str, Any], operation: str) -> Iterator[tuple[str, str]]:
+def _find_option_faults(options: Mapping[str, Any], operation: str) -> Iterator[tuple[str, str]]:
     """Yield the faults of options as (name, message); the name is empty for a missing option."""
     if OPERATIONS[operation].has_projections and "heads" not in options:
         yield "", f"{operation} needs options.heads"
-    for name, scores in SCORES_OF_OPTION.items():
+    for name, scores in SCORE_KINDS_OF_OPTION.items():
         if name in options and options.get("score", DEFAULT_SCORE) not in scores:
             yield name, f"the {options['score']} score has no {name}"
     for name, spec in OPTIONS.items():
@@ -505,14 +515,14 @@ def _option_faults(options: Mapping[str, Any], operation: str) -> Iterator[tuple
         yield "kv_heads", f"{heads} query heads cannot share {kv_heads} key and value heads evenly"
 
 
-def _projection_heads(specs: Mapping[str, InputSpec], options: Mapping[str, Any]) -> dict[str, int]:
+def _count_projection_heads(specs: Mapping[str, InputSpec], options: Mapping[str, Any]) -> dict[str, int]:
     """Return how many heads each projection makes."""
     heads = {"H": options.get("heads"), "Hkv": options.get("kv_heads", options.get("heads"))}
     letters = {name: spec.axes[-1].partition("*")[0] for name, spec in specs.items() if len(spec.axes) == 2}
     return {name: int(heads[letter]) for name, letter in letters.items() if heads.get(letter) is not None}
 
 
-def _reshaped_heads_note(in_file: Shape, fitted: Shape) -> str:
+def _describe_reshaped_heads(in_file: Shape, fitted: Shape) -> str:
     """Return how the shape in the file became another one: its heads were split, or those of a projection merged."""
     if len(fitted) == 4 and in_file != fitted[4 - len(in_file) :]:
         return f"; heads are split: {format_shape(in_file)} in the file is {fitted[1]} heads of width {fitted[3]}"
@@ -542,9 +552,11 @@ def _is_zero_or_minus_infinity(source: kinds.Array, named: ArraysByName) -> bool
     parts = (
         [named[source.ref]]
         if isinstance(source, kinds.Reference)
-        else [part for _, part in kinds.parts_with_paths(source)]
+        else [part for _, part in kinds.array_parts_with_paths(source)]
     )
-    return all(_is_zero_or_minus_infinity(part, named) for part in parts) and {*literal_numbers(source, named)} <= {
+    return all(_is_zero_or_minus_infinity(part, named) for part in parts) and {
+        *list_literal_numbers(source, named)
+    } <= {
         0,
         -math.inf,
     }

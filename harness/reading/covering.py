@@ -5,7 +5,7 @@ many to run: the bundled design for kernels has ten factors with 6,912 combinati
 has rows such that every combination of three levels occurs in some row. For that design, 36 rows suffice. A bug that
 needs four options together can escape.
 
-``covering_rows`` makes such an array in two phases.
+``make_covering_rows`` makes such an array in two phases.
 
 1. Add rows. Each row starts with a combination that no row has yet. Every other factor then gets the level that
    completes most missing combinations, and factors with many levels come first. This is the greedy method of Bryce and
@@ -27,8 +27,8 @@ Alternatives cost more. The smallest array is a hard search problem. Random rows
 combinations. Tables of known arrays do not allow exclusions or factors of different sizes. The same factors always give
 the same rows: draws come from NumPy's ``RandomState``, whose stream never changes.
 
-``cover_features`` chooses among existing items instead, such as the units of a run (``planning/plan.py``). It is the
-greedy algorithm for set cover: the item with the most missing features is next.
+``choose_to_cover_features`` chooses among existing items instead, such as the units of a run (``planning/plan.py``). It
+is the greedy algorithm for set cover: the item with the most missing features is next.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ _IMPOSSIBLE_COUNT = 1 << 14
 """The count of impossible combinations, so that they are never missing."""
 
 
-def cover_features(features: Sequence[frozenset[Hashable]], chosen: Collection[int] = ()) -> list[int]:
+def choose_to_cover_features(features: Sequence[frozenset[Hashable]], chosen: Collection[int] = ()) -> list[int]:
     """Add positions to the chosen ones until every feature is there; return them in order.
 
     Greedy: the position that adds most features is next. The result is at most a small factor above the minimum.
 
     Example:
-        >>> cover_features([frozenset("ab"), frozenset("bc"), frozenset("abd")])
+        >>> choose_to_cover_features([frozenset("ab"), frozenset("bc"), frozenset("abd")])
         [1, 2]
     """
     selected = set(chosen)
@@ -91,7 +91,7 @@ def count_combinations(sizes: Sequence[int], strength: int) -> int:
     return counts[strength]
 
 
-def covering_rows(
+def make_covering_rows(
     sizes: Sequence[int], strength: int, excluded: Sequence[ExcludedLevels] = ()
 ) -> list[tuple[int, ...]]:
     """Make rows, a level of each factor, in which every combination of ``strength`` levels that is possible occurs.
@@ -105,9 +105,9 @@ def covering_rows(
         The rows, sorted; none if everything is excluded.
 
     Example:
-        >>> covering_rows([2, 2], 2, [{0: [1], 1: [1]}])
+        >>> make_covering_rows([2, 2], 2, [{0: [1], 1: [1]}])
         [(0, 0), (0, 1), (1, 0)]
-        >>> len(covering_rows([2] * 4, 2))  # instead of 16
+        >>> len(make_covering_rows([2] * 4, 2))  # instead of 16
         5
     """
     return _CoveringArray(sizes, strength, excluded).make_rows()
@@ -143,11 +143,13 @@ class _CoveringArray:
         numbers = np.cumsum([0, *sizes[:-1]])[self._factors] + self._levels
         orders = numbers[:, [*permutations(range(strength))]]
         self._sort_keys = (orders * sum(sizes) ** np.arange(strength)[::-1]).sum(axis=-1)
-        possible = np.concatenate([self._possible_combinations(factors.tolist()).ravel() for factors in self._groups])
+        possible = np.concatenate(
+            [self._flag_possible_combinations(factors.tolist()).ravel() for factors in self._groups]
+        )
         self._counts = np.where(possible, 0, _IMPOSSIBLE_COUNT).astype(np.int16)
         self._min_rows = int(np.add.reduceat(possible, self._first_places).max())
 
-    def _possible_combinations(self, factors: Sequence[int]) -> NDArray[np.bool_]:
+    def _flag_possible_combinations(self, factors: Sequence[int]) -> NDArray[np.bool_]:
         """Return which levels of factors are possible together, along an axis for each factor."""
         bound = [factor for factor in factors if factor in self._constrained_factors]
         levels = product(*(range(self._sizes[factor]) for factor in bound))
@@ -203,7 +205,7 @@ class _CoveringArray:
                 drawn = named.argsort()[draws.randint(len(named))]
                 wanted = int(missing[drawn // self._sort_keys.shape[1]])
                 order = draws.permutation(len(rows))
-                ways = self._changes_completing(wanted, rows, places, order, changed, change - _TABU_CHANGES)
+                ways = self._find_completing_changes(wanted, rows, places, order, changed, change - _TABU_CHANGES)
                 for row, factor, level in islice(ways, 1):
                     of, moved = (
                         self._groups_of_factor[factor],
@@ -220,7 +222,7 @@ class _CoveringArray:
                 rows, places, changed = (np.delete(array, dropped, axis=0) for array in (rows, places, changed))
         return kept
 
-    def _changes_completing(
+    def _find_completing_changes(
         self, wanted: int, rows: IntArray, places: IntArray, order: IntArray, changed: IntArray, before: int
     ) -> Iterator[tuple[int, int, int]]:
         """Yield changes (row, factor, level) that complete the wanted combination, the cheapest first.

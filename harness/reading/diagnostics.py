@@ -65,7 +65,7 @@ class CaseFileError(Exception):
         self.others = tuple(others)
 
 
-def results_or_all_faults(makers: Iterable[Callable[[], Result]]) -> list[Result]:
+def collect_results_or_faults(makers: Iterable[Callable[[], Result]]) -> list[Result]:
     """Return the result of each maker. Raises ``CaseFileError`` for the first fault, with all others in ``others``."""
     made, faults = [], dict[str, CaseFileError]()
     for make in makers:
@@ -110,7 +110,7 @@ def hide_linked_files(path: Path, file: str) -> Iterator[None]:
         raise
 
 
-def validation_diagnostics(error: ValidationError, file: str, document: YamlDocument) -> list[Diagnostic]:
+def diagnostics_of_validation_error(error: ValidationError, file: str, document: YamlDocument) -> list[Diagnostic]:
     """Turn a validator's errors into faults with file, line, case and field."""
     # One mistake can break several alternatives; each place is named once, by the first that broke.
     by_source: dict[FieldPath, ErrorDetails] = {}
@@ -118,19 +118,20 @@ def validation_diagnostics(error: ValidationError, file: str, document: YamlDocu
         if not _is_about_other_alternative(detail):
             path = _field_path(detail["loc"])
             missing = path[-1:] if detail["type"] == "missing" else ()
-            by_source.setdefault((*document.source(path[:-1] if missing else path), *missing), detail)
+            by_source.setdefault((*document.find_place_in_file(path[:-1] if missing else path), *missing), detail)
     details = list(by_source.values())[:MAX_DIAGNOSTICS]
     faults = [
-        diagnostic_at(_field_path(detail["loc"]), _validation_message(detail), file, document) for detail in details
+        make_diagnostic_at(_field_path(detail["loc"]), _validation_message(detail), file, document)
+        for detail in details
     ]
     return [*faults, *_note_on_omitted_faults(len(by_source), file)]
 
 
-def yaml_diagnostics(fault: YamlFault, file: str) -> list[Diagnostic]:
+def diagnostics_of_yaml_fault(fault: YamlFault, file: str) -> list[Diagnostic]:
     """Turn what is wrong with a file's YAML into faults with file, line, case and field."""
     every = (fault, *fault.others)
     faults = [
-        Diagnostic(file, str(item), item.line, case_name_at(item.path, fault.data), format_field_path(item.path))
+        Diagnostic(file, str(item), item.line, find_case_name(item.path, fault.data), format_field_path(item.path))
         for item in every[:MAX_DIAGNOSTICS]
     ]
     return [*faults, *_note_on_omitted_faults(len(every), file)]
@@ -144,10 +145,10 @@ def merge_faults(faults: Iterable[CaseFileError], file: str, document: YamlDocum
     by_source: dict[tuple[FieldPath, str], list[CaseFileError]] = {}
     for fault in faults:
         of_case = fault.path[:1] == ("cases",)
-        by_source.setdefault((document.source(fault.path), "" if of_case else str(fault)), []).append(fault)
+        by_source.setdefault((document.find_place_in_file(fault.path), "" if of_case else str(fault)), []).append(fault)
     merged = []
     for first, *others in by_source.values():
-        one = diagnostic_at(first.path, str(first), file, document)
+        one = make_diagnostic_at(first.path, str(first), file, document)
         also = len({fault.path[:2] for fault in others if fault.path[:1] == ("cases",)})
         more = f"{one.message}; {also} more of the cases made of this one fail here"
         merged.append(replace(one, message=more) if also else one)
@@ -158,14 +159,14 @@ def _note_on_omitted_faults(count: int, file: str) -> list[Diagnostic]:
     return [Diagnostic(file, f"and {count - MAX_DIAGNOSTICS} more faults")] if count > MAX_DIAGNOSTICS else []
 
 
-def diagnostic_at(path: FieldPath, message: str, file: str, document: YamlDocument) -> Diagnostic:
+def make_diagnostic_at(path: FieldPath, message: str, file: str, document: YamlDocument) -> Diagnostic:
     """Return a fault at a field of a file, or at the closest field around it that exists."""
     existing, line = document.locate(path)
     if path and isinstance(path[-1], str) and path[-1] not in existing and "missing" in message:
         existing = (*existing, path[-1])
     if value := document.referenced_value_at(path):
         message += f"; {value[0]} has its value from line {value[1]}"
-    return Diagnostic(file, message, line, case_name_at(existing, document.data), format_field_path(existing))
+    return Diagnostic(file, message, line, find_case_name(existing, document.data), format_field_path(existing))
 
 
 def _is_about_other_alternative(detail: ErrorDetails) -> bool:
@@ -204,7 +205,7 @@ def _without_alternative(rest: FieldPath) -> FieldPath:
     return rest[1:] if rest and rest[0] in (*array_kinds.ARRAY_KINDS, _NAME_LABEL) else rest
 
 
-def case_name_at(path: FieldPath, data: Any) -> str | None:
+def find_case_name(path: FieldPath, data: Any) -> str | None:
     """Return the name of the case that a path leads into, or its number if it has no usable name."""
     match path:
         case ("cases", int(number), *_):
@@ -262,15 +263,15 @@ def _validation_message(detail: ErrorDetails) -> str:
         case "string_pattern_mismatch":
             wanted = _PATTERN_WORDS.get(context["pattern"], f"text that matches {context['pattern']}")
         case "too_short" | "string_too_short":
-            wanted = f"at least {_count_with_unit(context['min_length'], detail)}"
+            wanted = f"at least {_format_count_with_unit(context['min_length'], detail)}"
         case "too_long" | "string_too_long":
-            wanted = f"at most {_count_with_unit(context['max_length'], detail)}"
+            wanted = f"at most {_format_count_with_unit(context['max_length'], detail)}"
         case kind:
             wanted = _TYPE_WORDS.get(kind, f"a value {detail['msg'].removeprefix('Input should be ')}")
     return f"expected {wanted}, got {got}{because}"
 
 
-def _count_with_unit(number: int, detail: ErrorDetails) -> str:
+def _format_count_with_unit(number: int, detail: ErrorDetails) -> str:
     unit = "character" if detail["type"].startswith("string") else "item"
     return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
 

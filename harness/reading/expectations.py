@@ -10,10 +10,10 @@ from attncheck.reading import model
 from attncheck.reading.array_kinds import Digits, PrintedRows, RoundingFields, StoredNumbers, UnitsOff
 from attncheck.reading.arrays import parse_printed_rows
 from attncheck.reading.case import Case, ExpectedStage
-from attncheck.reading.diagnostics import CaseFileError, locate_faults, results_or_all_faults
-from attncheck.reading.printed import PrintedArray, print_exactly
-from attncheck.reading.shapes import add_leading_axes, format_shape, stage_axes
-from attncheck.reading.stored_arrays import read_contents, read_stored_array
+from attncheck.reading.diagnostics import CaseFileError, collect_results_or_faults, locate_faults
+from attncheck.reading.printed import PrintedArray, make_exact_printed_array
+from attncheck.reading.shapes import add_leading_axes, find_stage_axes, format_shape
+from attncheck.reading.stored_arrays import read_stored_array, summarize_stored_array
 from attncheck.reading.yaml_reader import FieldPath
 from attncheck.spec import OPERATIONS, Shape, computed_stages
 from attncheck.spec.quantities import QUANTITIES
@@ -27,7 +27,7 @@ _NO_NUMBERS_MESSAGE = "compared with the exact answer alone, not against numbers
 
 def read_expectations(entry: model.CaseEntry, case: Case, where: FieldPath) -> tuple[ExpectedStage, ...]:
     """Check what a case says of its stages, and give its numbers the stages' shapes. Raises ``CaseFileError``."""
-    sources = [_with_case_digits(source, entry) for source in entry.expect]
+    sources = [_inherit_case_digits(source, entry) for source in entry.expect]
     for name in ("computed_in", "digits"):
         if getattr(entry, name) is not None and not any(source.printed for source in sources):
             raise CaseFileError((*where, name), "says something of printed numbers, and this case expects none")
@@ -38,21 +38,21 @@ def read_expectations(entry: model.CaseEntry, case: Case, where: FieldPath) -> t
             f"numbers are compared with what is computed in {' and '.join(COMPARABLE_DTYPES)} alone, and in the dtype "
             f"that the case's `computed_in` names; without {', '.join(narrow)} among `dtypes` this case may have them",
         )
-    if sources and OPERATIONS[case.operation].has_gradients:
+    if sources and OPERATIONS[case.operation].computes_gradients:
         raise CaseFileError((*where, "expect"), f"gradients are {_NO_NUMBERS_MESSAGE}")
-    if sources and not OPERATIONS[case.operation].has_numbers:
+    if sources and not OPERATIONS[case.operation].can_have_expected_numbers:
         raise CaseFileError((*where, "expect"), f"{case.operation} is {_NO_NUMBERS_MESSAGE}")
     stages = computed_stages(case.operation, case.options, case.input_shapes)
     shapes = {stage: case.stage_shapes[stage] for stage in stages}
     return tuple(
-        results_or_all_faults(
+        collect_results_or_faults(
             partial(_read_expectation, source, case, shapes, (*where, "expect", number))
             for number, source in enumerate(sources)
         )
     )
 
 
-def _with_case_digits(source: model.Expectation, entry: model.CaseEntry) -> model.Expectation:
+def _inherit_case_digits(source: model.Expectation, entry: model.CaseEntry) -> model.Expectation:
     """Add the case's ``digits`` to an expectation of printed text that has none."""
     is_text = source.printed is not None and not isinstance(source.printed, StoredNumbers)
     if entry.digits is None or not is_text or source.digits is not None or source.exact:
@@ -76,7 +76,7 @@ def _read_expectation(
     numbers = None
     if basis != "unprinted":
         numbers = _read_numbers(getattr(source, basis), source, (*path, basis))
-        axes = stage_axes(operation, {}).get(of, ()) if name == of else ()
+        axes = find_stage_axes(operation, {}).get(of, ()) if name == of else ()
         if "projections" in case.options:  # whose numbers are printed as nn.Linear gives them
             numbers = _split_heads(numbers, shape, axes)
         numbers = _fit_numbers(numbers, source.transpose, shape, axes, (*path, basis))
@@ -100,8 +100,8 @@ def _read_numbers(source: StoredNumbers | PrintedRows, fields: RoundingFields, p
         if getattr(fields, name) not in (None, False):
             raise CaseFileError((*path[:-1], name), "says how numbers were printed, and these come from a file")
     with locate_faults(path, "file"):
-        source.remember_contents(read_contents(source))
-        return print_exactly(read_stored_array(source))
+        source.remember_contents(summarize_stored_array(source))
+        return make_exact_printed_array(read_stored_array(source))
 
 
 def _describe_last_digits(digits: Digits | None) -> str | None:
@@ -127,10 +127,10 @@ def _name_stage_and_shape(
     quantity = QUANTITIES.get(source.quantity)
     if quantity is None:
         raise CaseFileError((*path, "quantity"), f"no quantity {source.quantity!r}; expected {', '.join(QUANTITIES)}")
-    if quantity.needs and quantity.needs not in inputs:
-        raise CaseFileError((*path, "quantity"), f"{quantity.name} needs the input {quantity.needs}")
+    if quantity.required_input and quantity.required_input not in inputs:
+        raise CaseFileError((*path, "quantity"), f"{quantity.name} needs the input {quantity.required_input}")
     with locate_faults(path, "quantity"):
-        return quantity.name, stage, quantity.shape(shapes[stage], inputs)
+        return quantity.name, stage, quantity.compute_shape(shapes[stage], inputs)
 
 
 def _split_heads(numbers: PrintedArray, shape: Shape, axes: Sequence[str]) -> PrintedArray:
@@ -140,7 +140,7 @@ def _split_heads(numbers: PrintedArray, shape: Shape, axes: Sequence[str]) -> Pr
     batch, heads, length, width = shape
     if add_leading_axes(numbers.shape, 3) != (batch, length, heads * width):
         return numbers
-    return numbers.laid_out(lambda array: array.reshape(batch, length, heads, width).swapaxes(1, 2))
+    return numbers.rearrange(lambda array: array.reshape(batch, length, heads, width).swapaxes(1, 2))
 
 
 def _fit_numbers(
@@ -150,14 +150,14 @@ def _fit_numbers(
     if transpose:
         if len(numbers.shape) < 2:
             raise CaseFileError(path, "transpose needs two axes")
-        numbers = numbers.laid_out(lambda array: array.swapaxes(-1, -2))
+        numbers = numbers.rearrange(lambda array: array.swapaxes(-1, -2))
     # A document may print a column or a row vector for what is one row or one number here.
     if numbers.text.size != math.prod(shape) or not _is_equal_without_ones(numbers.shape, shape):
-        raise CaseFileError(path, _shape_message(numbers.shape, shape, axes))
-    return numbers.laid_out(lambda array: array.reshape(shape))
+        raise CaseFileError(path, _describe_wrong_shape(numbers.shape, shape, axes))
+    return numbers.rearrange(lambda array: array.reshape(shape))
 
 
-def _shape_message(got: Shape, wanted: Shape, axes: Sequence[str]) -> str:
+def _describe_wrong_shape(got: Shape, wanted: Shape, axes: Sequence[str]) -> str:
     """Return the message for a wrong shape; for several heads, with a hint that each has its own rows."""
     message = f"expected numbers of shape {format_shape(wanted)}"
     if len(axes) < 2 or axes[1] not in ("H", "Hkv") or wanted[1] == 1:

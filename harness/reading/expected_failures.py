@@ -23,12 +23,17 @@ from attncheck.common.errors import CaseError, Diagnostic
 from attncheck.common.processors import processor_flags
 from attncheck.common.wording import ONE_LINE_PATTERN
 from attncheck.reading.array_kinds import StrictModel
-from attncheck.reading.diagnostics import diagnostic_at, hide_linked_files, validation_diagnostics, yaml_diagnostics
+from attncheck.reading.diagnostics import (
+    diagnostics_of_validation_error,
+    diagnostics_of_yaml_fault,
+    hide_linked_files,
+    make_diagnostic_at,
+)
 from attncheck.reading.model import Dtype, PropertyName, StageName
 from attncheck.reading.yaml_reader import FieldPath, YamlFault, read_yaml
 from attncheck.spec.verdicts import Verdict
 
-LISTS_FOLDER = "expected_failures"
+EXPECTED_FAILURES_FOLDER = "expected_failures"
 """Of the package ``attncheck.backends``: <backend>.yaml."""
 
 _EXPECTABLE_VERDICTS = tuple(
@@ -36,13 +41,13 @@ _EXPECTABLE_VERDICTS = tuple(
     for verdict in Verdict
     if verdict.exit_code and verdict not in (Verdict.MISPRINT, Verdict.XPASS, Verdict.UNTRIED)
 )
-BROKEN_PROPERTY = "broken"
+BROKEN_PROPERTY_VERDICT = "broken"
 """The outcome of a property that does not hold."""
 if TYPE_CHECKING:
     # A type checker cannot follow a Literal that is made from a table.
     VerdictName = str
 else:
-    VerdictName = Literal[*_EXPECTABLE_VERDICTS, BROKEN_PROPERTY]
+    VerdictName = Literal[*_EXPECTABLE_VERDICTS, BROKEN_PROPERTY_VERDICT]
 Glob = Annotated[str, Field(min_length=1, max_length=200, pattern=ONE_LINE_PATTERN)]
 _LIST_DESCRIPTION = "a list of expected failures, [] for none"
 _THREAD_PATTERN = r"^([\w.-]+/[\w.-]+#[0-9]+|https://[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+)$"
@@ -110,28 +115,28 @@ class ExpectedFailure:
         """Return whether it is outdated where it does not happen: not where nobody says what processors can."""
         return self.entry.processor is None or processor_flags() is not None
 
-    def concerns(self, implementation: str, case: str, dtype: str, name: str | None = None) -> bool:
+    def applies_to_evaluation(self, implementation: str, case: str, dtype: str, name: str | None = None) -> bool:
         """Return whether it speaks of an implementation in a case and dtype, on this machine.
 
         It is asked of the property of this ``name``; without one, of the implementation's own call.
         """
         is_of_it = self.entry.property == name and not self.is_for_other_processors
-        return is_of_it and self.names(implementation, case, dtype)
+        return is_of_it and self.matches_evaluation(implementation, case, dtype)
 
-    def is_about(self, implementation: str) -> bool:
+    def applies_to_implementation(self, implementation: str) -> bool:
         """Return whether it speaks of an implementation in any case."""
         return fnmatchcase(implementation, self.entry.implementation)
 
-    def names(self, implementation: str, case: str, dtype: str) -> bool:
+    def matches_evaluation(self, implementation: str, case: str, dtype: str) -> bool:
         """Return whether it speaks of an implementation in a case and dtype, on whatever machine."""
         entry = self.entry
         return (
-            self.is_about(implementation)
+            self.applies_to_implementation(implementation)
             and any(fnmatchcase(case, glob) for glob in entry.cases)
             and (entry.dtypes is None or dtype in entry.dtypes)
         )
 
-    def explains(self, stage: str, verdict: str, empty_rows: str | None = None) -> bool:
+    def matches_verdict(self, stage: str, verdict: str, empty_rows: str | None = None) -> bool:
         """Return whether it names a verdict on a stage; a whole evaluation that failed has the stage ''.
 
         ``empty_rows`` is what rows without a key give, where that is all that differs.
@@ -141,14 +146,14 @@ class ExpectedFailure:
             return False
         return verdict == entry.verdict and (entry.stages is None or not stage or stage in entry.stages)
 
-    def excuses(self, stage: str, verdict: str, ratio: float = math.inf, empty_rows: str | None = None) -> bool:
+    def excuses_error(self, stage: str, verdict: str, ratio: float = math.inf, empty_rows: str | None = None) -> bool:
         """Return whether it explains a verdict, and the error is no larger than it says.
 
         ``ratio`` is the error over what rounding allows. One below 1 is an error that statistics alone find too large:
         whatever excuses errors that are proved to be wrong excuses that too.
         """
         limit = self.entry.max_ratio
-        return self.explains(stage, verdict, empty_rows) and (limit is None or ratio < 1 or ratio <= limit)
+        return self.matches_verdict(stage, verdict, empty_rows) and (limit is None or ratio < 1 or ratio <= limit)
 
 
 def load_expected_failures(paths: Iterable[Path]) -> tuple[ExpectedFailure, ...]:
@@ -166,20 +171,20 @@ def load_expected_failures(paths: Iterable[Path]) -> tuple[ExpectedFailure, ...]
     return tuple(failures)
 
 
-def recorded_empty_rows(
+def find_recorded_empty_rows(
     expected_failures: Iterable[ExpectedFailure], implementation: str, case: str, dtype: str
 ) -> tuple[str, ...]:
     """Return the recorded conventions of an implementation for queries without a key, each once."""
-    concerned = (failure for failure in expected_failures if failure.concerns(implementation, case, dtype))
+    concerned = (failure for failure in expected_failures if failure.applies_to_evaluation(implementation, case, dtype))
     conventions = (failure.entry.empty_rows for failure in concerned)
     return tuple(dict.fromkeys(value for value in conventions if value is not None))
 
 
 def load_bundled_expected_failures(backends: Sequence[str]) -> tuple[ExpectedFailure, ...]:
     """Return the expected failures of these backends, each once; a backend without a list has none."""
-    root = Path(str(files("attncheck.backends"))) / LISTS_FOLDER
+    root = Path(str(files("attncheck.backends"))) / EXPECTED_FAILURES_FOLDER
     names = [name for name in dict.fromkeys(backends) if (root / f"{name}.yaml").is_file()]
-    lists = (_load_list(root / f"{name}.yaml", f"backends/{LISTS_FOLDER}/{name}.yaml") for name in names)
+    lists = (_load_list(root / f"{name}.yaml", f"backends/{EXPECTED_FAILURES_FOLDER}/{name}.yaml") for name in names)
     return tuple(failure for failures in lists for failure in failures)
 
 
@@ -187,29 +192,29 @@ def _load_list(path: Path, name: str) -> list[ExpectedFailure]:
     try:
         document = read_yaml(path, _LIST_DESCRIPTION)
     except YamlFault as fault:
-        raise CaseError(yaml_diagnostics(fault, name)) from None
+        raise CaseError(diagnostics_of_yaml_fault(fault, name)) from None
     if not isinstance(document.data, list):
         raise CaseError([Diagnostic(name, f"expected {_LIST_DESCRIPTION}", 1)])
     try:
         entries = TypeAdapter(list[ExpectedFailureEntry]).validate_python(document.data)
     except ValidationError as error:
         raise CaseError(
-            [_with_names_of_entry_fields(fault) for fault in validation_diagnostics(error, name, document)]
+            [_rename_fields_of_entry(fault) for fault in diagnostics_of_validation_error(error, name, document)]
         ) from None
-    if faults := list(_misplaced_field_faults(entries)):
-        raise CaseError([diagnostic_at(path, message, name, document) for path, message in faults])
+    if faults := list(_find_misplaced_fields(entries)):
+        raise CaseError([make_diagnostic_at(path, message, name, document) for path, message in faults])
     return [ExpectedFailure(entry, name, document.lines.get((index,), 1)) for index, entry in enumerate(entries)]
 
 
 _VERDICT_OF_FIELD = {
     "max_ratio": (Verdict.NUMERIC, "has a size to limit"),
     "empty_rows": (Verdict.SEMANTIC, "has a convention"),
-    "property": (BROKEN_PROPERTY, "is of a property"),
+    "property": (BROKEN_PROPERTY_VERDICT, "is of a property"),
 }
 """Fields that apply to only one verdict, and the reason for the message."""
 
 
-def _misplaced_field_faults(entries: Sequence[ExpectedFailureEntry]) -> Iterator[tuple[FieldPath, str]]:
+def _find_misplaced_fields(entries: Sequence[ExpectedFailureEntry]) -> Iterator[tuple[FieldPath, str]]:
     """Yield faults of fields without meaning for the entry's verdict, and of broken entries without a property."""
     for field, (verdict, has) in _VERDICT_OF_FIELD.items():
         for index, entry in enumerate(entries):
@@ -217,11 +222,11 @@ def _misplaced_field_faults(entries: Sequence[ExpectedFailureEntry]) -> Iterator
                 only = f"only a {verdict} failure {has}, and this one is {entry.verdict}"
                 yield (index, field), f"{only}; leave the field out, or say verdict: {verdict}"
     for index, entry in enumerate(entries):
-        if entry.verdict == BROKEN_PROPERTY and entry.property is None:
+        if entry.verdict == BROKEN_PROPERTY_VERDICT and entry.property is None:
             yield (index, "verdict"), "verdict broken is that of a property; name it with `property`"
 
 
-def _with_names_of_entry_fields(fault: Diagnostic) -> Diagnostic:
+def _rename_fields_of_entry(fault: Diagnostic) -> Diagnostic:
     """Name the fields of an entry instead of those of a case."""
     if not fault.message.startswith("unknown field"):
         return fault

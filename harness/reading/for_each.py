@@ -17,7 +17,7 @@ from operator import getitem
 from typing import Any
 
 from attncheck.common.wording import slug, suggest_names
-from attncheck.reading.covering import count_combinations, covering_rows
+from attncheck.reading.covering import count_combinations, make_covering_rows
 from attncheck.reading.diagnostics import CaseFileError, shorten_value
 from attncheck.reading.yaml_reader import MAX_DEPTH, MAX_NODES, FieldPath, YamlDocument
 
@@ -26,7 +26,7 @@ REFERENCE_KEY = "each"
 _MAX_SHOWN = 60
 
 
-def referenced_name(data: Any) -> str | None:
+def find_referenced_name(data: Any) -> str | None:
     """Return the name in ``{each: name}``; None for what is anything else."""
     name = data.get(REFERENCE_KEY) if isinstance(data, dict) else None
     return name if isinstance(name, str) else None
@@ -43,8 +43,8 @@ def format_reference(name: str) -> str:
 class CaseOrigin:
     """The case of the file that one is made of, and the places of the values that its names have."""
 
-    number: int
-    values: Mapping[str, FieldPath]
+    case_number: int
+    value_paths: Mapping[str, FieldPath]
 
 
 @dataclass(frozen=True)
@@ -53,20 +53,20 @@ class _ResolvedPath:
 
     existing: FieldPath
     path: FieldPath
-    name: str | None = None
-    value: FieldPath = ()
+    referenced_name: str | None = None
+    path_in_value: FieldPath = ()
 
     @property
     def source(self) -> FieldPath:
         """The place in the file where what was found stands."""
-        return self.value if self.name else self.path
+        return self.path_in_value if self.referenced_name else self.path
 
 
 @dataclass(frozen=True)
 class ExpandedDocument(YamlDocument):
-    """``data`` holds the cases as written out, ``lines`` those of the file, whose own data is ``written``."""
+    """``data`` holds the cases as written out, ``lines`` those of the file, whose own data is ``original_data``."""
 
-    written: Any = None
+    original_data: Any = None
     origins: tuple[CaseOrigin, ...] = field(default=())
 
     def locate(self, path: FieldPath) -> tuple[FieldPath, int | None]:
@@ -74,14 +74,14 @@ class ExpandedDocument(YamlDocument):
         followed = self._resolve_path(path)
         return followed.existing, self.lines.get(followed.path)
 
-    def source(self, path: FieldPath) -> FieldPath:
+    def find_place_in_file(self, path: FieldPath) -> FieldPath:
         """Return the place in the file that a path leads to."""
         return self._resolve_path(path).source
 
     def referenced_value_at(self, path: FieldPath) -> tuple[str, int | None] | None:
         """Return the name whose value a path leads to, and the line of that value."""
         followed = self._resolve_path(path)
-        return (followed.name, self.lines.get(followed.value)) if followed.name else None
+        return (followed.referenced_name, self.lines.get(followed.path_in_value)) if followed.referenced_name else None
 
     def _resolve_path(self, path: FieldPath) -> _ResolvedPath:
         match path:
@@ -90,28 +90,30 @@ class ExpandedDocument(YamlDocument):
             case _:
                 existing, _ = super().locate(path)
                 return _ResolvedPath(existing, existing)
-        now = self._resolve_names(_ResolvedPath(("cases", number), ("cases", origin.number)), origin)
+        now = self._resolve_names(_ResolvedPath(("cases", number), ("cases", origin.case_number)), origin)
         for part in rest:
             ahead = (*now.source, part)
             if ahead in self.lines:
-                path, value = (now.path, ahead) if now.name else (ahead, ())
-                now = self._resolve_names(_ResolvedPath((*now.existing, part), path, now.name, value), origin)
+                path, value = (now.path, ahead) if now.referenced_name else (ahead, ())
+                now = self._resolve_names(
+                    _ResolvedPath((*now.existing, part), path, now.referenced_name, value), origin
+                )
         return now
 
     def _resolve_names(self, followed: _ResolvedPath, origin: CaseOrigin) -> _ResolvedPath:
         """Follow a name to its value."""
         while (
-            name := referenced_name(reduce(getitem, followed.source, self.written))
-        ) is not None and name in origin.values:
-            followed = replace(followed, name=name, value=origin.values[name])
+            name := find_referenced_name(reduce(getitem, followed.source, self.original_data))
+        ) is not None and name in origin.value_paths:
+            followed = replace(followed, referenced_name=name, path_in_value=origin.value_paths[name])
         return followed
 
 
-ROW_LABEL_FIELD = "name"
+ROW_LABEL_KEY = "name"
 """The field of a row that says what its case is called."""
 NAME_PATTERN = r"^[A-Za-z][A-Za-z0-9_]*$"
 # A choice: labels become part of names and ids; several labels of this length still fit on a line of a report.
-MAX_LABEL = 60
+MAX_LABEL_LENGTH = 60
 _ACCEPTED_FORMS = "a mapping of names to lists of values, or a list of rows, each a mapping of names to values"
 
 
@@ -129,7 +131,7 @@ class LocatedValue:
 class Choice:
     """The values that some names have together, and what a case is called for them."""
 
-    values: Mapping[str, LocatedValue]
+    located_values: Mapping[str, LocatedValue]
     label: str
 
 
@@ -143,18 +145,18 @@ class VaryingNames:
     @property
     def names(self) -> tuple[str, ...]:
         """Return the names that it gives values."""
-        return tuple(self.choices[0].values)
+        return tuple(self.choices[0].located_values)
 
-    def path_of_values(self, name: str) -> FieldPath:
+    def find_path_of_values(self, name: str) -> FieldPath:
         """Return the place of a name's values in the file; for rows, the place in the first row."""
-        return self.path if self.path[-1] == name else self.choices[0].values[name].path
+        return self.path if self.path[-1] == name else self.choices[0].located_values[name].path
 
     @cached_property
     def references(self) -> Mapping[str, frozenset[str]]:
         """The names that the values of each of its names refer to."""
         return {
             name: frozenset(
-                target for choice in self.choices for _, target in find_references(choice.values[name].data)
+                target for choice in self.choices for _, target in find_references(choice.located_values[name].data)
             )
             for name in self.names
         }
@@ -167,7 +169,7 @@ def find_references(data: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath
         >>> list(find_references({"shape": [{"each": "batch"}, 4]}))
         [(('shape', 0), 'batch')]
     """
-    name = referenced_name(data)
+    name = find_referenced_name(data)
     if name is not None:
         yield path, name
     for part, inner in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
@@ -198,52 +200,53 @@ def _read_values_of_name(name: str, values: Any, path: FieldPath) -> VaryingName
         labelled = [(_check_label(label, (*path, label)), label, value) for label, value in values.items()]
     else:
         labelled = [
-            (_value_as_label(value, (*path, position)), position, value) for position, value in enumerate(values)
+            (_format_value_as_label(value, (*path, position)), position, value) for position, value in enumerate(values)
         ]
     choices = [
-        Choice({name: LocatedValue(value, (*path, part))}, f"{_words_of_name(name)} {label}")
+        Choice({name: LocatedValue(value, (*path, part))}, f"{_name_to_words(name)} {label}")
         for label, part, value in labelled
     ]
-    return _varying_names(choices, path)
+    return _make_varying_names(choices, path)
 
 
 def _read_rows(rows: list[Any], path: FieldPath) -> VaryingNames:
     choices: list[Choice] = []
     for number, row in enumerate(rows):
         where = (*path, number)
-        if not isinstance(row, dict) or not set(row) - {ROW_LABEL_FIELD}:
+        if not isinstance(row, dict) or not set(row) - {ROW_LABEL_KEY}:
             raise CaseFileError(where, f"expected a mapping of names to values, got {shorten_value(row)}")
-        names = [name for name in row if name != ROW_LABEL_FIELD]
+        names = [name for name in row if name != ROW_LABEL_KEY]
         for name in names:
             _check_name(name, (*where, name))
-        if choices and set(names) != set(choices[0].values):
-            others = ", ".join(choices[0].values)
+        if choices and set(names) != set(choices[0].located_values):
+            others = ", ".join(choices[0].located_values)
             raise CaseFileError(where, f"expected the names of the first row ({others}), got {', '.join(names)}")
         values = {name: LocatedValue(row[name], (*where, name)) for name in names}
         label = (
-            _check_label(row[ROW_LABEL_FIELD], (*where, ROW_LABEL_FIELD))
-            if ROW_LABEL_FIELD in row
+            _check_label(row[ROW_LABEL_KEY], (*where, ROW_LABEL_KEY))
+            if ROW_LABEL_KEY in row
             else ", ".join(
-                f"{_words_of_name(name)} {_value_as_label(row[name], (*where, name), of_row=True)}" for name in names
+                f"{_name_to_words(name)} {_format_value_as_label(row[name], (*where, name), of_row=True)}"
+                for name in names
             )
         )
         choices.append(Choice(values, label))
-    return _varying_names(choices, path)
+    return _make_varying_names(choices, path)
 
 
-def _varying_names(choices: list[Choice], path: FieldPath) -> VaryingNames:
+def _make_varying_names(choices: list[Choice], path: FieldPath) -> VaryingNames:
     seen: set[str] = set()
     for choice in choices:
         if choice.label.casefold() in seen:
-            where = next(iter(choice.values.values())).path
+            where = next(iter(choice.located_values.values())).path
             raise CaseFileError(where, f"{choice.label!r} is there twice; a case is made of it once")
         seen.add(choice.label.casefold())
     return VaryingNames(path, tuple(choices))
 
 
 def _check_name(name: str, path: FieldPath) -> None:
-    if not re.fullmatch(NAME_PATTERN[1:-1], name) or len(name) > MAX_LABEL or name == ROW_LABEL_FIELD:
-        reserved = f", and not {ROW_LABEL_FIELD}" if name == ROW_LABEL_FIELD else ""
+    if not re.fullmatch(NAME_PATTERN[1:-1], name) or len(name) > MAX_LABEL_LENGTH or name == ROW_LABEL_KEY:
+        reserved = f", and not {ROW_LABEL_KEY}" if name == ROW_LABEL_KEY else ""
         raise CaseFileError(
             path,
             "expected a name of letters, digits and underscores that begins with a letter"
@@ -251,19 +254,19 @@ def _check_name(name: str, path: FieldPath) -> None:
         )
 
 
-def _words_of_name(name: str) -> str:
+def _name_to_words(name: str) -> str:
     return name.replace("_", " ")
 
 
 def _check_label(label: Any, path: FieldPath) -> str:
     if not isinstance(label, str) or not label.isprintable() or not re.search(r"[^\W_]", label):
         raise CaseFileError(path, f"expected a name with letters or digits, got {shorten_value(label)}")
-    if len(label) > MAX_LABEL:
-        raise CaseFileError(path, f"expected at most {MAX_LABEL} characters, as they become part of a name")
+    if len(label) > MAX_LABEL_LENGTH:
+        raise CaseFileError(path, f"expected at most {MAX_LABEL_LENGTH} characters, as they become part of a name")
     return label
 
 
-def _value_as_label(value: Any, path: FieldPath, *, of_row: bool = False) -> str:
+def _format_value_as_label(value: Any, path: FieldPath, *, of_row: bool = False) -> str:
     """Write a value as it stands in a case's name, and so in its id, from which signs are left out."""
     match value:
         case None:
@@ -275,11 +278,11 @@ def _value_as_label(value: Any, path: FieldPath, *, of_row: bool = False) -> str
             return f"minus {text}" if math.copysign(1, value) < 0 else text
         case str():
             return _check_label(value, path)
-    advice = f"give the row a `{ROW_LABEL_FIELD}`" if of_row else "name the values: `window: {one key: [0, 0], ...}`"
+    advice = f"give the row a `{ROW_LABEL_KEY}`" if of_row else "name the values: `window: {one key: [0, 0], ...}`"
     raise CaseFileError(path, f"{shorten_value(value)} cannot be part of a case's name; {advice}")
 
 
-DESIGN = "design"
+DESIGN_KEY = "design"
 FACTORS, EXCLUDE, STRENGTH = "factors", "exclude", "strength"
 STRENGTHS = (2, 3)
 MAX_COMBINATIONS = 30_000
@@ -317,7 +320,7 @@ def read_design(source: Any, path: FieldPath) -> VaryingNames:
         message = f"{combinations} combinations of {strength} levels; expected at most {MAX_COMBINATIONS}"
         raise CaseFileError((*path, FACTORS), message)
     excluded = _read_exclusions(source.get(EXCLUDE, []), factors, (*path, EXCLUDE))
-    rows = covering_rows(sizes, strength, excluded)
+    rows = make_covering_rows(sizes, strength, excluded)
     for position, (name, levels) in enumerate(factors.items()):
         for number, level in enumerate(levels):
             if all(row[position] != number for row in rows):
@@ -325,13 +328,15 @@ def read_design(source: Any, path: FieldPath) -> VaryingNames:
                 raise CaseFileError((*path, EXCLUDE), message)
     choices = [list(levels.values()) for levels in factors.values()]
     chosen = [[levels[number] for levels, number in zip(choices, row, strict=True)] for row in rows]
-    return _varying_names([_join_choices(levels) for levels in chosen], path)
+    return _make_varying_names([_merge_choices(levels) for levels in chosen], path)
 
 
-def _join_choices(choices: Sequence[Choice]) -> Choice:
+def _merge_choices(choices: Sequence[Choice]) -> Choice:
     """Merge the levels of a row; the label omits levels whose values are all null."""
-    labels = [choice.label for choice in choices if any(value.data is not None for value in choice.values.values())]
-    values = {name: value for choice in choices for name, value in choice.values.items()}
+    labels = [
+        choice.label for choice in choices if any(value.data is not None for value in choice.located_values.values())
+    ]
+    values = {name: value for choice in choices for name, value in choice.located_values.items()}
     return Choice(values, ", ".join(labels) or _PLAIN_LABEL)
 
 
@@ -345,12 +350,12 @@ def _read_factors(source: Any, path: FieldPath) -> _Factors:
         _check_name(factor, where)
         of_rows = isinstance(levels, list) and levels and isinstance(levels[0], dict)
         axis = _read_rows(levels, where) if of_rows else _read_values_of_name(factor, levels, where)
-        begin = "" if of_rows else f"{_words_of_name(factor)} "
+        begin = "" if of_rows else f"{_name_to_words(factor)} "
         factors[factor] = {choice.label.removeprefix(begin): choice for choice in axis.choices}
         for name in axis.names:
             if name in owners:
                 raise CaseFileError(
-                    axis.path_of_values(name), f"{name!r} has its values from the factor {owners[name]} already"
+                    axis.find_path_of_values(name), f"{name!r} has its values from the factor {owners[name]} already"
                 )
             owners[name] = factor
     return factors
@@ -379,7 +384,7 @@ def _read_exclusion(source: Any, factors: _Factors, path: FieldPath) -> dict[int
             if isinstance(level, dict | list):
                 message = f"expected the name of a level, or a list of them, got {shorten_value(level)}"
                 raise CaseFileError((*path, name), message)
-            wanted.append(_value_as_label(level, (*path, name)))
+            wanted.append(_format_value_as_label(level, (*path, name)))
         if unknown := [level for level in wanted if level not in known]:
             message = f"unknown level {shorten_value(unknown[0])} of {name}; {suggest_names(unknown[0], known)}"
             raise CaseFileError((*path, name), message)
@@ -392,7 +397,7 @@ MAX_REPEATED_CASES = 1000
 """The most cases that a file makes of those that it repeats."""
 MAX_EXPANDED_VALUES = 5 * MAX_NODES
 """The most values that all of these cases have together."""
-_FIELDS_WITHOUT_NAMES = (FOR_EACH, DESIGN, "name", "id")
+_FIELDS_WITHOUT_NAMES = (FOR_EACH, DESIGN_KEY, "name", "id")
 
 
 def expand_cases(document: YamlDocument) -> tuple[YamlDocument, list[CaseFileError]]:
@@ -401,7 +406,7 @@ def expand_cases(document: YamlDocument) -> tuple[YamlDocument, list[CaseFileErr
     if not isinstance(data, dict) or not isinstance(data.get("cases"), list):
         return document, []
     entries = data["cases"]
-    repeated = any({FOR_EACH, DESIGN} & part.keys() for part in (data, *entries) if isinstance(part, dict))
+    repeated = any({FOR_EACH, DESIGN_KEY} & part.keys() for part in (data, *entries) if isinstance(part, dict))
     if not repeated and not any(find_references(data)):
         return document, []
     shared = {name: value for name, value in data.items() if name not in ("cases", FOR_EACH)}
@@ -416,7 +421,7 @@ def expand_cases(document: YamlDocument) -> tuple[YamlDocument, list[CaseFileErr
         if not writing.is_full:
             writing.add_case(number, entry)
     if not writing.faults:
-        writing.faults += _unused_name_faults(writing.shared, writing.used, "no case has")
+        writing.faults += _find_unused_names(writing.shared, writing.used, "no case has")
     if writing.faults:
         return document, writing.faults
     rest = {name: value for name, value in data.items() if name != FOR_EACH}
@@ -424,11 +429,11 @@ def expand_cases(document: YamlDocument) -> tuple[YamlDocument, list[CaseFileErr
     return ExpandedDocument(made, document.lines, data, tuple(origin for _, origin in writing.cases)), []
 
 
-def _unused_name_faults(axes: Sequence[VaryingNames], used: set[str], lacking: str) -> list[CaseFileError]:
+def _find_unused_names(axes: Sequence[VaryingNames], used: set[str], lacking: str) -> list[CaseFileError]:
     message = "{} {}; leave the name out, or put it where its values belong"
     unused = ((axis, name) for axis in axes for name in axis.names if name not in used)
     return [
-        CaseFileError(axis.path_of_values(name), message.format(lacking, format_reference(name)))
+        CaseFileError(axis.find_path_of_values(name), message.format(lacking, format_reference(name)))
         for axis, name in unused
     ]
 
@@ -438,7 +443,7 @@ class _CaseWriter:
 
     def __init__(self, shared: tuple[VaryingNames, ...]) -> None:
         self.shared = shared
-        self._positions = _axis_number_of_name(shared)
+        self._positions = _map_names_to_axis_numbers(shared)
         self.cases: list[tuple[Any, CaseOrigin]] = []
         self.used: set[str] = set()
         self.faults: list[CaseFileError] = []
@@ -454,7 +459,9 @@ class _CaseWriter:
                 return
             axes, used = self._read_varying_names(number, entry)
             for choices in product(*(axis.choices for axis in axes)):
-                values = {name: value for choice in choices for name, value in choice.values.items() if name in used}
+                values = {
+                    name: value for choice in choices for name, value in choice.located_values.items() if name in used
+                }
                 origin = CaseOrigin(number, {name: value.path for name, value in values.items()})
                 case = self._write_case(number, entry, values, [choice.label for choice in choices])
                 self.cases.append((case, origin))
@@ -465,16 +472,18 @@ class _CaseWriter:
         """Return the axes that a case is repeated over, of its own and of the file, and the names that it uses."""
         where: FieldPath = ("cases", number)
         case_axes = read_for_each(entry[FOR_EACH], (*where, FOR_EACH)) if FOR_EACH in entry else ()
-        case_axes += (read_design(entry[DESIGN], (*where, DESIGN)),) if DESIGN in entry else ()
-        for name, position in _axis_number_of_name(case_axes).items():
+        case_axes += (read_design(entry[DESIGN_KEY], (*where, DESIGN_KEY)),) if DESIGN_KEY in entry else ()
+        for name, position in _map_names_to_axis_numbers(case_axes).items():
             if name in self._positions:
-                path = case_axes[position].path_of_values(name)
+                path = case_axes[position].find_path_of_values(name)
                 raise CaseFileError(path, f"{name!r} has its values from the file's {FOR_EACH} already")
         every = (*self.shared, *case_axes)
-        positions = ChainMap(_axis_number_of_name(case_axes, len(self.shared)), self._positions)
-        used = _reachable_names({name for _, name in find_references(_repeatable_fields(entry))}, positions, every)
+        positions = ChainMap(_map_names_to_axis_numbers(case_axes, len(self.shared)), self._positions)
+        used = _collect_reachable_names(
+            {name for _, name in find_references(_repeatable_fields(entry))}, positions, every
+        )
         self.used |= used
-        for fault in _unused_name_faults(case_axes, used, "the case has no"):
+        for fault in _find_unused_names(case_axes, used, "the case has no"):
             raise fault
         axes = [every[position] for position in sorted({positions[name] for name in used if name in positions})]
         cases = math.prod(len(axis.choices) for axis in axes)
@@ -515,12 +524,12 @@ def _repeatable_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {field: value for field, value in entry.items() if field not in _FIELDS_WITHOUT_NAMES}
 
 
-def _axis_number_of_name(axes: Sequence[VaryingNames], first: int = 0) -> dict[str, int]:
+def _map_names_to_axis_numbers(axes: Sequence[VaryingNames], first: int = 0) -> dict[str, int]:
     """Return the number of the axis that gives each name its values, counted from ``first``."""
     return {name: position for position, axis in enumerate(axes, start=first) for name in axis.names}
 
 
-def _reachable_names(names: set[str], positions: Mapping[str, int], axes: Sequence[VaryingNames]) -> set[str]:
+def _collect_reachable_names(names: set[str], positions: Mapping[str, int], axes: Sequence[VaryingNames]) -> set[str]:
     """Return the names and all names that their values refer to, directly or not."""
     reached: set[str] = set()
     pending = [*names]
@@ -534,8 +543,8 @@ def _reachable_names(names: set[str], positions: Mapping[str, int], axes: Sequen
 
 def _substitute_names(data: Any, values: Mapping[str, LocatedValue], path: FieldPath) -> LocatedValue:
     """Replace names with their values; a field whose value is null is left out."""
-    if (name := referenced_name(data)) is not None:
-        return _referenced_value(name, data, values, path)
+    if (name := find_referenced_name(data)) is not None:
+        return _look_up_referenced_value(name, data, values, path)
     if not isinstance(data, dict | list):
         return LocatedValue(data, path)
     parts = [
@@ -550,12 +559,14 @@ def _substitute_names(data: Any, values: Mapping[str, LocatedValue], path: Field
     if isinstance(data, list):
         return LocatedValue([filled.data for *_, filled in parts], path, size, depth)
     kept = {
-        part: filled.data for part, inner, filled in parts if filled.data is not None or referenced_name(inner) is None
+        part: filled.data
+        for part, inner, filled in parts
+        if filled.data is not None or find_referenced_name(inner) is None
     }
     return LocatedValue(kept, path, size, depth)
 
 
-def _referenced_value(
+def _look_up_referenced_value(
     name: str, data: Mapping[str, Any], values: Mapping[str, LocatedValue], path: FieldPath
 ) -> LocatedValue:
     if len(data) > 1:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Mask = NDArray[np.bool_]
 Positions = NDArray[np.int64]
 _GroupedKeys = kinds.Images | kinds.ImageSpans | kinds.Segments | kinds.DocumentLengths
-_TEXT_GROUP = 0
+_GROUP_NUMBER_OF_TEXT = 0
 """The number of a key that is text and belongs to no image."""
 
 
@@ -47,7 +47,7 @@ def mask_shape(source: kinds.AnyMaskPattern) -> Shape:
         case kinds.PrefixLM():
             return _mask_shape_with_batch(_read_whole_numbers(source.prefix_lm, "prefix_lm", 1).shape, *source.shape)
         case kinds.Images() | kinds.ImageSpans() | kinds.Segments() | kinds.DocumentLengths():
-            return _mask_shape_with_batch(group_of_each_key(source).shape[:-1], *source.shape)
+            return _mask_shape_with_batch(find_group_of_each_key(source).shape[:-1], *source.shape)
         case kinds.Chunked() if source.left_padding is not None:
             return _mask_shape_with_batch(
                 _read_whole_numbers(source.left_padding, "left_padding", 1).shape, *source.shape
@@ -62,11 +62,11 @@ def make_mask_or_bias(source: kinds.Array) -> NDArray[np.float64]:
     return make_alibi_bias(source) if isinstance(source, Alibi) else np.asarray(make_mask(source), np.float64)  # type: ignore[arg-type]
 
 
-def expand_table(source: kinds.Blocks | RelativeBuckets, table: NDArray[Any]) -> NDArray[Any]:
+def expand_table_to_positions(source: kinds.Blocks | RelativeBuckets, table: NDArray[Any]) -> NDArray[Any]:
     """Return the table's entry for every query and key, by its block or by the bucket of its distance."""
     if isinstance(source, RelativeBuckets):  # (buckets, H) -> (H, Lq, T)
         distance, is_both_ways = _relative_positions(source), source.bidirectional
-        buckets = relative_buckets(distance, len(table), source.max_distance, bidirectional=is_both_ways)
+        buckets = find_relative_buckets(distance, len(table), source.max_distance, bidirectional=is_both_ways)
         return np.moveaxis(table[buckets], -1, 0)
     rows, columns = (np.arange(length) // size for length, size in zip(source.shape, source.block_size, strict=True))
     return table[..., rows[:, np.newaxis], columns]
@@ -82,10 +82,10 @@ def make_mask(source: kinds.AnyMaskPattern) -> Mask:
     """
     shape = mask_shape(source)
     if isinstance(source, kinds.Tree):
-        return _tree_mask(_read_parents(source.tree), source.committed).reshape(shape)
+        return _make_tree_mask(_read_parents(source.tree), source.committed).reshape(shape)
     queries, keys = source.shape
     query = source.offset + np.arange(queries)[:, np.newaxis]
-    return np.broadcast_to(_visibility_mask(source, query, np.arange(keys)), shape).copy()
+    return np.broadcast_to(_make_visibility_mask(source, query, np.arange(keys)), shape).copy()
 
 
 def block_mask_shape(table: Shape, block_size: Sequence[int], shape: Sequence[int]) -> Shape:
@@ -100,18 +100,18 @@ def block_mask_shape(table: Shape, block_size: Sequence[int], shape: Sequence[in
     return (*table[:-2], *shape)
 
 
-def _visibility_mask(source: Any, query: Positions, key: Positions) -> Mask:
+def _make_visibility_mask(source: Any, query: Positions, key: Positions) -> Mask:
     """Return who sees whom, for positions of queries, (Lq, 1), and of keys, (T)."""
     match source:
         case kinds.SlidingWindow():
-            seen = _window_mask(source.sliding_window, key - query)
+            seen = _make_window_mask(source.sliding_window, key - query)
         case kinds.PrefixLM():
             seen = (key <= query) | (key < _broadcast_over_mask(_read_whole_numbers(source.prefix_lm, "prefix_lm", 1)))
         case kinds.Images() | kinds.ImageSpans():
-            of_query, of_key = _groups_of_queries_and_keys(group_of_each_key(source), query)
-            seen = (key <= query) | ((of_query == of_key) & (of_key != _TEXT_GROUP))
+            of_query, of_key = _split_groups_by_queries_and_keys(find_group_of_each_key(source), query)
+            seen = (key <= query) | ((of_query == of_key) & (of_key != _GROUP_NUMBER_OF_TEXT))
         case kinds.Segments() | kinds.DocumentLengths():
-            of_query, of_key = _groups_of_queries_and_keys(group_of_each_key(source), query)
+            of_query, of_key = _split_groups_by_queries_and_keys(find_group_of_each_key(source), query)
             seen = of_query == of_key
         case kinds.Chunked():
             begin = _broadcast_over_mask(_read_whole_numbers(source.left_padding or 0, "left_padding", 1))
@@ -120,13 +120,13 @@ def _visibility_mask(source: Any, query: Positions, key: Positions) -> Mask:
             seen = (key <= query) & ((key < source.first_tokens) | (key >= query - source.left))
         case kinds.Dilated():
             steps, gap = np.divmod(key - query, source.dilated)
-            seen = _window_mask(source.window, steps) & (gap == 0)
+            seen = _make_window_mask(source.window, steps) & (gap == 0)
         case _:
             raise AssertionError(f"a mask of unknown kind: {source!r}")
     return np.asarray(seen)
 
 
-def _window_mask(window: Sequence[int | None], distance: Positions) -> Mask:
+def _make_window_mask(window: Sequence[int | None], distance: Positions) -> Mask:
     left, right = window
     within = np.ones(distance.shape, bool)
     if left is not None:
@@ -136,7 +136,7 @@ def _window_mask(window: Sequence[int | None], distance: Positions) -> Mask:
     return within
 
 
-def _tree_mask(parents: Positions, committed: int) -> Mask:
+def _make_tree_mask(parents: Positions, committed: int) -> Mask:
     """Return who sees whom among a prefix and the nodes behind it, (B, 1, N, committed + N)."""
     batch, nodes = parents.reshape(-1, parents.shape[-1]), parents.shape[-1]
     seen = np.zeros((len(batch), nodes, nodes), bool)
@@ -156,14 +156,14 @@ def _broadcast_over_mask(numbers: Positions) -> Positions:
     return numbers.reshape(*numbers.shape, 1, 1, 1) if numbers.ndim else numbers
 
 
-def _groups_of_queries_and_keys(numbers: Positions, query: Positions) -> tuple[Positions, Positions]:
+def _split_groups_by_queries_and_keys(numbers: Positions, query: Positions) -> tuple[Positions, Positions]:
     """Return the numbers of queries, (..., Lq, 1), and of keys, (..., 1, T), by their positions."""
     of_query = numbers[..., query[:, 0]][..., np.newaxis]
     of_key = numbers[..., np.newaxis, :]
     return (of_query[:, np.newaxis], of_key[:, np.newaxis]) if numbers.ndim == 2 else (of_query, of_key)
 
 
-def group_of_each_key(source: _GroupedKeys) -> Positions:
+def find_group_of_each_key(source: _GroupedKeys) -> Positions:
     """Return the number of each key's image or segment, (T), or (B, T). Raises ``FieldFault``."""
     field = kinds.kind_of(source)
     description = getattr(source, field)
@@ -208,7 +208,7 @@ def _read_groups_per_batch_entry(
 
 def _image_of_each_key(spans: Positions, path: FieldPath, keys: int) -> Positions:
     """Number the keys of images from 1 on; 0 is text."""
-    numbers = np.full(keys, _TEXT_GROUP, np.int64)
+    numbers = np.full(keys, _GROUP_NUMBER_OF_TEXT, np.int64)
     if spans.ndim != 2 or spans.shape[-1] != 2:
         raise FieldFault(path, f"expected a list of [begin, end], got {_describe_shape(spans)}")
     for number, (begin, end) in enumerate(spans.tolist()):
@@ -335,7 +335,7 @@ def bucket_bias_shape(source: RelativeBuckets, table: Shape) -> Shape:
     return (table[1], *source.shape)
 
 
-def relative_buckets(
+def find_relative_buckets(
     distance: NDArray[np.int64], buckets: int, max_distance: int, *, bidirectional: bool
 ) -> NDArray[np.int64]:
     """Return the bucket of each distance j - p, exactly.
@@ -345,7 +345,7 @@ def relative_buckets(
     most the last. Integers determine the steps of that floor, so that no logarithm is rounded.
 
     Example:
-        >>> relative_buckets(np.array([-3, 0, 1, 3, 6]), 8, 16, bidirectional=True).tolist()
+        >>> find_relative_buckets(np.array([-3, 0, 1, 3, 6]), 8, 16, bidirectional=True).tolist()
         [2, 0, 5, 6, 7]
     """
     first: NDArray[np.int64] = np.zeros(distance.shape, np.int64)
@@ -385,7 +385,7 @@ def _relative_positions(source: PositionPattern) -> NDArray[np.int64]:
     return np.asarray(np.arange(keys) - (source.offset + np.arange(queries))[:, np.newaxis])
 
 
-def twister_word_source(state: NDArray[np.uint32]) -> Callable[[int], NDArray[np.uint64]]:
+def make_twister_word_source(state: NDArray[np.uint32]) -> Callable[[int], NDArray[np.uint64]]:
     """Return a function that gives the next n 32-bit words after the 624 words of ``state``."""
     twister = np.random.MT19937()
     twister.state = {"bit_generator": "MT19937", "state": {"key": state, "pos": 624}}
@@ -444,7 +444,7 @@ class RGenerator:
             seed = (69069 * seed + 1) % 2**32
             if step > _INITIAL_SCRAMBLING:
                 words.append(seed)
-        self._words = twister_word_source(np.array(words, dtype=np.uint32))
+        self._words = make_twister_word_source(np.array(words, dtype=np.uint32))
 
     def runif(self, shape: tuple[int, ...], low: float, high: float) -> NDArray[np.float64]:
         """Uniform on (low, high); ``matrix(runif(n, low, high), nrow, ncol)`` fills by columns."""
@@ -466,7 +466,7 @@ class TorchCpuGenerator:
     def __init__(self, seed: int) -> None:
         # RandomState(seed) has the reference initialisation of the twister, which torch uses too.
         state = np.random.RandomState(seed).get_state(legacy=False)["state"]["key"]
-        self._words = twister_word_source(state)
+        self._words = make_twister_word_source(state)
 
     def rand(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """Uniform on [0, 1), bit for bit."""

@@ -40,7 +40,7 @@ class ArrayWithRadius:
     array: Array
     radius: NDArray[np.float64]
 
-    def laid_out(self, change: Callable[[Array], Array]) -> ArrayWithRadius:
+    def rearrange(self, change: Callable[[Array], Array]) -> ArrayWithRadius:
         """Return both, laid out in another way."""
         return ArrayWithRadius(change(self.array), change(self.radius))
 
@@ -58,7 +58,7 @@ class RoundedInputs:
     dtype: str
 
 
-def printed_rounding(fields: RoundingFields) -> PrintedRounding:
+def make_printed_rounding(fields: RoundingFields) -> PrintedRounding:
     """Return how the printed numbers of an input or expectation were rounded."""
     units_off = fields.digits.units if isinstance(fields.digits, UnitsOff) else 0
     return PrintedRounding(
@@ -104,7 +104,7 @@ def convert_inputs(
         for name, spec in specs.items()
     }
     radii = {
-        name: partial(_input_radius, exact[name], spec, arrays[name], case.storage, computed_in)
+        name: partial(_compute_input_radius, exact[name], spec, arrays[name], case.storage, computed_in)
         for name, spec in specs.items()
     }
     return RoundedInputs(poison_unused_keys(case.options, arrays, dtype), _LazyRadii(radii), dtype)
@@ -115,7 +115,7 @@ def make_inputs(case: Case, dtype: str) -> RoundedInputs:
     return convert_inputs(case, make_exact_inputs(case), dtype)
 
 
-def problem_from_case(case: Case, inputs: RoundedInputs) -> Problem:
+def make_problem_of_case(case: Case, inputs: RoundedInputs) -> Problem:
     """Return the problem that a case is, on its inputs in a dtype."""
     return Problem(
         case.operation,
@@ -150,7 +150,7 @@ class _LazyRadii(Mapping[str, NDArray[np.float64]]):
         return dict, (dict(self),)  # sent to another process they are numbers
 
 
-def _input_radius(
+def _compute_input_radius(
     exact: ArrayWithRadius, spec: InputSpec, stored: Array, storage: str | None, computed_in: str | None
 ) -> NDArray[np.float64]:
     """Return how far stored numbers may be from the numbers that the source computed with.
@@ -160,7 +160,7 @@ def _input_radius(
     """
     used, radius = exact.array, exact.radius
     if computed_in is not None and spec.is_number:
-        source_dtype = statistics_dtype(computed_in) if spec.statistics else computed_in
+        source_dtype = statistics_dtype(computed_in) if spec.is_row_statistic else computed_in
         of_source = _round_for_storage(exact.array, spec, source_dtype, storage).astype(np.float64)
         used = np.where(exact.radius > 0, exact.array, of_source)
         in_storage = max_rounding_error(np.abs(exact.array) + exact.radius, computed_in)
@@ -173,8 +173,8 @@ def _input_radius(
 
 def _round_for_storage(source: Array, spec: InputSpec, dtype: str, storage: str | None) -> Array:
     if not spec.is_number:
-        return np.ascontiguousarray(source.astype(bool if spec.boolean else np.int64))
-    if spec.statistics:
+        return np.ascontiguousarray(source.astype(bool if spec.is_boolean else np.int64))
+    if spec.is_row_statistic:
         storage = None if storage is None else statistics_dtype(storage)
     narrow = source if storage is None else round_to(source, storage)
     stored, is_lowest = round_to(narrow, dtype), source == _LOWEST_PLACEHOLDER
@@ -186,12 +186,12 @@ def _round_for_storage(source: Array, spec: InputSpec, dtype: str, storage: str 
 def _make_array(
     source: kinds.Array, named: Mapping[str, ArrayWithRadius], generator: Generator | None
 ) -> ArrayWithRadius:
-    parts = kinds.parts_with_paths(source)
+    parts = kinds.array_parts_with_paths(source)
     match source:
         case kinds.Reference():
             exact = named[source.ref]
         case kinds.PrintedInput():
-            printed = parse_printed(source.printed, printed_rounding(source))
+            printed = parse_printed(source.printed, make_printed_rounding(source))
             exact = ArrayWithRadius(printed.value, printed.radius)
         case _ if parts:
             # In the order of the file, because drawing advances the generator.
@@ -210,9 +210,9 @@ def _combine_arrays(source: kinds.Array, parts: list[ArrayWithRadius]) -> ArrayW
     if isinstance(source, kinds.Product):
         return reduce(_multiply, parts)
     if isinstance(source, kinds.Blocks | kinds.RelativeBuckets):
-        from attncheck.reading.generated_arrays import expand_table
+        from attncheck.reading.generated_arrays import expand_table_to_positions
 
-        return parts[0].laid_out(partial(expand_table, source))
+        return parts[0].rearrange(partial(expand_table_to_positions, source))
     masks = [array != 0 for array in arrays]
     if isinstance(source, kinds.AsBias):
         return _with_zero_radius(np.where(masks[0], 0.0, -np.inf))
@@ -276,9 +276,9 @@ def draw_parameters(source: kinds.Drawn) -> dict[str, float]:
 def _apply_arrangement(exact: ArrayWithRadius, arrangement: Arrangement) -> ArrayWithRadius:
     if arrangement.rows is not None:
         rows = arrangement.rows
-        exact = exact.laid_out(lambda array: array[rows])
+        exact = exact.rearrange(lambda array: array[rows])
     if arrangement.transpose:
-        exact = exact.laid_out(lambda array: np.swapaxes(array, -1, -2))
+        exact = exact.rearrange(lambda array: np.swapaxes(array, -1, -2))
     array, times = exact.array, arrangement.times
     if times is not None:
         exact = ArrayWithRadius(_as_floating(array) * _round_to_dtype_of(array, times), exact.radius * abs(times))
@@ -322,7 +322,7 @@ def shape_after_arrangement(shape: Shape, arrangement: Arrangement) -> Shape:
 def _split_heads(exact: ArrayWithRadius, shape: Shape) -> ArrayWithRadius:
     """Give every head its own part of the width: (B, L, H*D) -> (B, H, L, D)."""
     batch, heads, length, width = shape
-    return exact.laid_out(lambda array: array.reshape(batch, length, heads, width).swapaxes(1, 2))
+    return exact.rearrange(lambda array: array.reshape(batch, length, heads, width).swapaxes(1, 2))
 
 
 def _reshape_to_rank(exact: ArrayWithRadius, shape: Shape, rank: int) -> ArrayWithRadius:
@@ -333,4 +333,4 @@ def _reshape_to_rank(exact: ArrayWithRadius, shape: Shape, rank: int) -> ArrayWi
             array = array.swapaxes(0, 1).reshape(merged_weight_shape(array.shape))  # (H, E, D) -> (E, H*D)
         return array.reshape(shape)
 
-    return exact.laid_out(fitted)
+    return exact.rearrange(fitted)

@@ -24,38 +24,45 @@ from attncheck.common.wording import slug
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading import diagnostics, model
 from attncheck.reading.array_kinds import FOLDER_CONTEXT_KEY, PrintedRows, RoundingFields, StoredNumbers
-from attncheck.reading.arrays import NO_ARRAYS, CheckedArrays, check_named_arrays
+from attncheck.reading.arrays import NO_CHECKED_ARRAYS, CheckedArrays, check_named_arrays
 from attncheck.reading.case import Case
-from attncheck.reading.case_maker import CaseBudget, CaseLocation, CaseMaker, random_settings
-from attncheck.reading.diagnostics import CaseFileError, diagnostic_at, hide_linked_files, results_or_all_faults
+from attncheck.reading.case_maker import CaseBudget, CaseLocation, CaseMaker, find_random_settings
+from attncheck.reading.diagnostics import (
+    CaseFileError,
+    collect_results_or_faults,
+    hide_linked_files,
+    make_diagnostic_at,
+)
 from attncheck.reading.for_each import FOR_EACH, expand_cases
-from attncheck.reading.inputs import printed_rounding
+from attncheck.reading.inputs import make_printed_rounding
 from attncheck.reading.printed import PrintedArray, parse_printed
 from attncheck.reading.yaml_reader import DocumentWithoutFile, FieldPath, YamlDocument, YamlFault, read_yaml
 
 FieldWarnings = Iterator[tuple[FieldPath, str]]
 Counts = NDArray[np.int64]
-_NO_NUMBER = -(2**31)
+_DIGITS_OF_NO_NUMBER = -(2**31)
 """Decimals and digits of what is no number."""
 _MAX_SILENT_ERROR = 1e-3
 """Of the largest number: by what a number that shows too few digits may be off before anybody is told."""
 
 
-def warn_of_uneven_digits(entry: model.CaseEntry, arrays: Mapping[str, kinds.Array], where: FieldPath) -> FieldWarnings:
+def find_uneven_digit_warnings(
+    entry: model.CaseEntry, arrays: Mapping[str, kinds.Array], where: FieldPath
+) -> FieldWarnings:
     """Warn of the printed numbers of a case, its own arrays and the file's ``arrays`` that its inputs refer to."""
     for number, expectation in enumerate(entry.expect):
         for name in ("printed", "known"):
             rows = getattr(expectation, name)
             if rows is not None and not isinstance(rows, StoredNumbers):
                 path = (*where, "expect", number, name)
-                yield from _warn_of_numbers(rows, expectation, path, declared=entry.digits is not None)
+                yield from _find_number_warnings(rows, expectation, path, declared=entry.digits is not None)
     for input_name, source in entry.inputs.items():
-        yield from _warn_of_array(
+        yield from _find_array_warnings(
             kinds.array_or_reference(source), arrays, (*where, "inputs", input_name), (*where, "arrays"), entry
         )
 
 
-def _warn_of_array(
+def _find_array_warnings(
     source: kinds.Array,
     named: Mapping[str, kinds.Array],
     path: FieldPath,
@@ -64,20 +71,22 @@ def _warn_of_array(
 ) -> FieldWarnings:
     match source:
         case kinds.PrintedInput():
-            yield from _warn_of_numbers(source.printed, source, (*path, "printed"), declared=False)
+            yield from _find_number_warnings(source.printed, source, (*path, "printed"), declared=False)
         case kinds.Reference():
             top = case_arrays if source.ref in entry.arrays else ("arrays",)
-            yield from _warn_of_array(named[source.ref], named, (*top, source.ref), case_arrays, entry)
+            yield from _find_array_warnings(named[source.ref], named, (*top, source.ref), case_arrays, entry)
         case _:
-            for place, part in kinds.parts_with_paths(source):
-                yield from _warn_of_array(part, named, (*path, *place), case_arrays, entry)
+            for place, part in kinds.array_parts_with_paths(source):
+                yield from _find_array_warnings(part, named, (*path, *place), case_arrays, entry)
 
 
-def _warn_of_numbers(rows: PrintedRows, fields: RoundingFields, path: FieldPath, *, declared: bool) -> FieldWarnings:
+def _find_number_warnings(
+    rows: PrintedRows, fields: RoundingFields, path: FieldPath, *, declared: bool
+) -> FieldWarnings:
     says = fields.exact or fields.digits is not None or declared
     if says or fields.decimals is not None or fields.significant_digits is not None:
         return
-    numbers = parse_printed(rows, printed_rounding(fields))
+    numbers = parse_printed(rows, make_printed_rounding(fields))
     uneven = _find_uneven_digits(numbers)
     if uneven is None:
         return
@@ -100,7 +109,7 @@ def _find_uneven_digits(numbers: PrintedArray) -> tuple[NDArray[np.bool_], int] 
     decimals, digits = _count_digits(text)
     if not text.size:
         return None
-    short = (decimals > _NO_NUMBER) & (decimals < decimals.max()) & (digits < digits.max())
+    short = (decimals > _DIGITS_OF_NO_NUMBER) & (decimals < decimals.max()) & (digits < digits.max())
     of_numpy = np.array([str(number).endswith(".") for number in text.ravel()]).reshape(text.shape)
     for axis in (-1, -2)[: text.ndim]:
         if text.shape[axis] > 1:
@@ -112,7 +121,7 @@ def _find_uneven_digits(numbers: PrintedArray) -> tuple[NDArray[np.bool_], int] 
 
 def _count_digits(text: NDArray[np.object_]) -> tuple[Counts, Counts]:
     """Return every number's decimals and significant digits; a zero has none of these."""
-    decimals, digits = np.full(text.shape, _NO_NUMBER), np.full(text.shape, _NO_NUMBER)
+    decimals, digits = np.full(text.shape, _DIGITS_OF_NO_NUMBER), np.full(text.shape, _DIGITS_OF_NO_NUMBER)
     for index in np.ndindex(text.shape):
         try:
             number = Decimal(str(text[index]))
@@ -147,7 +156,7 @@ def load_case_file(
     with hide_linked_files(path, display_name):
         document, file, numbers, misread = _read_case_file(path, display_name, for_each)
         reader = _CaseReader(
-            file, document, display_name, id_prefix, frozenset(known_tags), _shared_array_checker(file)
+            file, document, display_name, id_prefix, frozenset(known_tags), _make_shared_array_checker(file)
         )
         faults: list[CaseFileError] = []
         cases: list[Case] = []
@@ -161,7 +170,7 @@ def load_case_file(
         return cases
 
 
-def case_from_data(data: Mapping[str, Any], folder: Path, identity: str) -> Case:
+def make_case_from_data(data: Mapping[str, Any], folder: Path, identity: str) -> Case:
     """Return the one case of a file that was never written: ``data`` is what would stand in it, plain lists and texts.
 
     Arrays in files of their own lie in ``folder``. Raises ``CaseError`` as for a file.
@@ -170,17 +179,17 @@ def case_from_data(data: Mapping[str, Any], folder: Path, identity: str) -> Case
     prefix, _, case_id = identity.rpartition("/")
     try:
         file = model.CaseFile.model_validate(data, context={FOLDER_CONTEXT_KEY: str(folder)})
-        reader = _CaseReader(file, document, identity, prefix, frozenset(), _shared_array_checker(file))
+        reader = _CaseReader(file, document, identity, prefix, frozenset(), _make_shared_array_checker(file))
         [entry] = file.cases
         return reader.read_case(entry.model_copy(update={"id": case_id}), ("cases", 0))
     except ValidationError as error:
-        raise CaseError(diagnostics.validation_diagnostics(error, identity, document)) from None
+        raise CaseError(diagnostics.diagnostics_of_validation_error(error, identity, document)) from None
     except CaseFileError as fault:
         every = (fault, *fault.others)
-        raise CaseError([diagnostic_at(item.path, str(item), identity, document) for item in every]) from None
+        raise CaseError([make_diagnostic_at(item.path, str(item), identity, document) for item in every]) from None
 
 
-_STAND_INS: Mapping[str, Any] = {"title": "title", "source": {"kind": "derivation", "title": "source"}}
+_PLACEHOLDER_FIELDS: Mapping[str, Any] = {"title": "title", "source": {"kind": "derivation", "title": "source"}}
 """Values for a wrong title or source, which no other field depends on, so that the mistakes in cases are found too."""
 
 
@@ -199,13 +208,13 @@ def _read_case_file(
         raise CaseError([Diagnostic(display_name, _IS_FAILURE_LIST, 1)])
     document, misused = expand_cases(document)
     if misused:
-        raise CaseError([diagnostic_at(fault.path, str(fault), display_name, document) for fault in misused])
+        raise CaseError([make_diagnostic_at(fault.path, str(fault), display_name, document) for fault in misused])
     context = {FOLDER_CONTEXT_KEY: str(path.parent.resolve())}
     try:
         file = model.CaseFile.model_validate(document.data, context=context)
         return document, file, range(len(file.cases)), []
     except ValidationError as error:
-        misread = diagnostics.validation_diagnostics(error, display_name, document)
+        misread = diagnostics.diagnostics_of_validation_error(error, display_name, document)
         cases = document.data.get("cases") if isinstance(document.data, dict) else None
         wrong = {detail["loc"][:2] for detail in error.errors(include_url=False)}
         count = len(cases) if isinstance(cases, list) else 0
@@ -213,7 +222,7 @@ def _read_case_file(
     try:
         others = numbers and {
             **document.data,
-            **{name: value for name, value in _STAND_INS.items() if any(name == place[0] for place in wrong)},
+            **{name: value for name, value in _PLACEHOLDER_FIELDS.items() if any(name == place[0] for place in wrong)},
             "cases": [document.data["cases"][number] for number in numbers],
         }
         return document, model.CaseFile.model_validate(others, context=context), numbers, misread
@@ -231,14 +240,14 @@ def load_tags(folder: Path, display_name: str) -> dict[str, model.TagEntry]:
         try:
             return dict(model.TagFile.model_validate(document.data).tags)
         except ValidationError as error:
-            raise CaseError(diagnostics.validation_diagnostics(error, display_name, document)) from None
+            raise CaseError(diagnostics.diagnostics_of_validation_error(error, display_name, document)) from None
 
 
 def _read_yaml_file(path: Path, display_name: str) -> YamlDocument:
     try:
         return read_yaml(path)
     except YamlFault as fault:
-        raise CaseError(diagnostics.yaml_diagnostics(fault, display_name)) from None
+        raise CaseError(diagnostics.diagnostics_of_yaml_fault(fault, display_name)) from None
 
 
 def _check_tags(tags: list[str], known_tags: frozenset[str], where: FieldPath) -> None:
@@ -249,7 +258,7 @@ def _check_tags(tags: list[str], known_tags: frozenset[str], where: FieldPath) -
         )
 
 
-def _shared_array_checker(file: model.CaseFile) -> Callable[[model.Random | None], CheckedArrays]:
+def _make_shared_array_checker(file: model.CaseFile) -> Callable[[model.Random | None], CheckedArrays]:
     """Return a function that checks the arrays shared by the file's cases, once for each generator."""
     known: dict[str, CheckedArrays | CaseFileError] = {}
 
@@ -257,7 +266,7 @@ def _shared_array_checker(file: model.CaseFile) -> Callable[[model.Random | None
         generator = random.generator if random else ""
         if generator not in known:
             try:
-                known[generator] = check_named_arrays(file.arrays, NO_ARRAYS, random, ())
+                known[generator] = check_named_arrays(file.arrays, NO_CHECKED_ARRAYS, random, ())
             except CaseFileError as fault:
                 known[generator] = fault
         arrays = known[generator]
@@ -270,35 +279,37 @@ def _shared_array_checker(file: model.CaseFile) -> Callable[[model.Random | None
 
 @dataclass
 class _CaseReader:
-    """Reads the cases of one file, one after the other; ``seen`` are the names of those before."""
+    """Reads the cases of one file, one after the other; ``names_of_earlier_cases`` are the names of those before."""
 
     file: model.CaseFile
     document: YamlDocument
     display_name: str
     id_prefix: str
     known_tags: frozenset[str]
-    shared: Callable[[model.Random | None], CheckedArrays]
+    check_shared_arrays: Callable[[model.Random | None], CheckedArrays]
     budget: CaseBudget = field(default_factory=CaseBudget)
-    seen: dict[str, str] = field(default_factory=dict)
+    names_of_earlier_cases: dict[str, str] = field(default_factory=dict)
 
     def read_case(self, entry: model.CaseEntry, where: FieldPath) -> Case:
         """Return a case. Raises ``CaseFileError`` for all of its faults that can be told apart."""
         location = self._locate_case(entry, where)
-        random = random_settings(self.file, entry)
+        random = find_random_settings(self.file, entry)
 
         def check_tags() -> None:
             _check_tags(self.file.defaults.tags, self.known_tags, ("defaults",))
             _check_tags(entry.tags, self.known_tags, where)
 
         def make_case() -> None:
-            arrays = check_named_arrays(entry.arrays, self.shared(random), random, where)
+            arrays = check_named_arrays(entry.arrays, self.check_shared_arrays(random), random, where)
             made.append((arrays, CaseMaker(self.file, entry, arrays, self.budget, location).make_case()))
 
         made: list[tuple[CheckedArrays, Case]] = []
-        results_or_all_faults([check_tags, make_case])
+        collect_results_or_faults([check_tags, make_case])
         [(arrays, case)] = made
-        warned = warn_of_uneven_digits(entry, arrays.sources, where)
-        warnings = [str(diagnostic_at(path, message, self.display_name, self.document)) for path, message in warned]
+        warned = find_uneven_digit_warnings(entry, arrays.sources, where)
+        warnings = [
+            str(make_diagnostic_at(path, message, self.display_name, self.document)) for path, message in warned
+        ]
         return replace(case, warnings=tuple(dict.fromkeys(warnings)))
 
     def _locate_case(self, entry: model.CaseEntry, where: FieldPath) -> CaseLocation:
@@ -306,8 +317,10 @@ class _CaseReader:
         own_name, named_by = (slug(entry.name), "name") if entry.id is None else (entry.id, "id")
         if not own_name:
             raise CaseFileError((*where, "name"), f"expected a name with letters or digits, got {entry.name!r}")
-        if own_name in self.seen:
-            raise CaseFileError((*where, named_by), f"duplicate {named_by}: {self.seen[own_name]!r} is already there")
-        self.seen[own_name] = entry.name
+        if own_name in self.names_of_earlier_cases:
+            raise CaseFileError(
+                (*where, named_by), f"duplicate {named_by}: {self.names_of_earlier_cases[own_name]!r} is already there"
+            )
+        self.names_of_earlier_cases[own_name] = entry.name
         line = self.document.locate(where)[1] or 1
         return CaseLocation(f"{self.id_prefix}/{own_name}", self.display_name, line, where)

@@ -52,7 +52,7 @@ Factor = Any
 """A number, or one for each head, (H, 1, 1)."""
 _OptionsAndInputs = tuple[dict[str, Any], dict[str, Array]]
 
-_OPTIONS_OF_FILES = frozenset(name for name, spec in OPTIONS.items() if spec.for_reading and name != "score")
+_OPTIONS_ONLY_IN_FILES = frozenset(name for name, spec in OPTIONS.items() if spec.only_in_files and name != "score")
 _INPUT_SPECS: Mapping[str, InputSpec] = {
     **FOLDED_INPUTS,
     **{
@@ -62,13 +62,15 @@ _INPUT_SPECS: Mapping[str, InputSpec] = {
         for name, spec in operation.inputs.items()
     },
 }
-_MASK_INPUTS = frozenset(name for name, spec in _INPUT_SPECS.items() if spec.folds_into == "mask")
+_MASK_INPUTS = frozenset(name for name, spec in _INPUT_SPECS.items() if spec.folds_into_input == "mask")
 _ROTARY_TABLES = frozenset({"rotary_cos", "rotary_sin"})
-_SLOT_INPUTS = tuple(
+_INPUTS_PER_PAGE_SLOT = tuple(
     name for name, spec in OPERATIONS["paged_attention"].inputs.items() if spec.axes[:2] == ("Np", "Lp")
 )
 _PAST_INPUTS = tuple(
-    (name, str(spec.folds_into)) for name, spec in _INPUT_SPECS.items() if spec.folds_into in ("key", "value")
+    (name, str(spec.folds_into_input))
+    for name, spec in _INPUT_SPECS.items()
+    if spec.folds_into_input in ("key", "value")
 )
 """Inputs that come before another one, and the name of that."""
 
@@ -78,16 +80,16 @@ def call_options_and_inputs(operation: str, options: Options, inputs: Inputs) ->
     spec = OPERATIONS[operation]
     if spec.is_lowered and "query_mask" not in spec.inputs:  # its signature says all that a case can
         return pack_codes(_options_of_functions(options), dict(inputs))
-    if spec.has_parts:
+    if spec.merges_parts:
         return _without_default_lse_base(options), dict(inputs)
-    offset, past = query_offset(options, inputs), _past_length(inputs)
+    offset, past = query_offset(options, inputs), _count_past_keys(inputs)
     is_told = "query_offsets" in inputs  # so that the function knows where queries stand
     folded = {
         name
         for name, differs in (("is_causal", offset != 0 or past != 0), ("window", offset != past))
         if differs and not is_told
     } | {"query_mask"}
-    return _fold_into_mask(operation, options, inputs, folded)  # a convention, empty_rows, is part of the call
+    return _fold_rules_into_mask(operation, options, inputs, folded)  # a convention, empty_rows, is part of the call
 
 
 def canonical_options_and_inputs(
@@ -95,14 +97,14 @@ def canonical_options_and_inputs(
 ) -> _OptionsAndInputs:
     """Return the options and inputs of the canonical form, of some query rows or of all."""
     spec = OPERATIONS[operation]
-    if spec.has_parts:
+    if spec.merges_parts:
         is_canonical = "log_sum_exps" not in inputs
         meant = {name: value for name, value in _without_default_lse_base(options).items() if name not in CONVENTIONS}
-        return meant, dict(inputs) if is_canonical else _parts_as_keys(inputs, rows)
+        return meant, dict(inputs) if is_canonical else _convert_parts_to_keys(inputs, rows)
     folded = {"window", *_MASK_INPUTS}
     if rows is not None or query_offset(options, inputs) or not folded.isdisjoint({*options, *inputs}):
         folded.add("is_causal")
-    kept_options, kept = _fold_into_mask(operation, options, inputs, folded, rows)
+    kept_options, kept = _fold_rules_into_mask(operation, options, inputs, folded, rows)
     for name in CONVENTIONS:  # what a row without a key gives is not computed from anything
         kept_options.pop(name, None)
     for past, name in _PAST_INPUTS:
@@ -111,7 +113,7 @@ def canonical_options_and_inputs(
         elif past in kept:
             kept[name] = np.concatenate([kept.pop(past), kept[name]], axis=-2)
     kept = {name: array for name, array in kept.items() if name not in _ROTARY_TABLES}
-    return kept_options, kept | rotary_table_rows(inputs, rows)
+    return kept_options, kept | select_rotary_table_rows(inputs, rows)
 
 
 def options_and_inputs_without_layout(operation: str, options: Options, inputs: Inputs) -> _OptionsAndInputs:
@@ -123,7 +125,7 @@ def options_and_inputs_without_layout(operation: str, options: Options, inputs: 
 
 def _options_of_functions(options: Options) -> dict[str, Any]:
     """Leave out options of files only, and false options, which a function without that keyword can do."""
-    return {name: value for name, value in options.items() if name not in _OPTIONS_OF_FILES and value is not False}
+    return {name: value for name, value in options.items() if name not in _OPTIONS_ONLY_IN_FILES and value is not False}
 
 
 def _without_default_lse_base(options: Options) -> dict[str, Any]:
@@ -131,7 +133,7 @@ def _without_default_lse_base(options: Options) -> dict[str, Any]:
     return {name: value for name, value in options.items() if (name, value) != ("lse_base", "e")}
 
 
-def _parts_as_keys(inputs: Inputs, rows: Rows | None) -> dict[str, Array]:
+def _convert_parts_to_keys(inputs: Inputs, rows: Rows | None) -> dict[str, Array]:
     """Return parts as keys: log_sum_exps as scores, outputs as values.
 
     The values of an empty part are 0: its outputs do not count, not even NaN.
@@ -144,7 +146,7 @@ def _parts_as_keys(inputs: Inputs, rows: Rows | None) -> dict[str, Array]:
     return {name: np.ascontiguousarray(array) for name, array in lowered.items()}
 
 
-def rotary_table_rows(
+def select_rotary_table_rows(
     inputs: Inputs, rows: Rows | None = None, of_past: tuple[float, float] = (1, 0)
 ) -> dict[str, Array]:
     """Return the rows of the rotary tables for each query and each key, counted from the first past key.
@@ -153,7 +155,7 @@ def rotary_table_rows(
     """
     if inputs.keys().isdisjoint(_ROTARY_TABLES):
         return {}
-    (queries, keys), past = count_queries_and_keys(inputs), _past_length(inputs)
+    (queries, keys), past = count_queries_and_keys(inputs), _count_past_keys(inputs)
     positions = query_positions({}, inputs, np.arange(queries) if rows is None else rows)[..., 0]
     tables: dict[str, Array] = {}
     for name, table, alone in zip(("cos", "sin"), (inputs["rotary_cos"], inputs["rotary_sin"]), of_past, strict=True):
@@ -177,7 +179,7 @@ def query_offset(options: Options, inputs: Inputs) -> int:
         case "bottom_right":
             queries, keys = count_queries_and_keys(inputs)
             return keys - queries
-    return _past_length(inputs)
+    return _count_past_keys(inputs)
 
 
 def query_positions(options: Options, inputs: Inputs, rows: Rows) -> Array:
@@ -188,7 +190,7 @@ def query_positions(options: Options, inputs: Inputs, rows: Rows) -> Array:
     return np.asarray(rows[:, np.newaxis] + offsets.astype(np.intp).reshape(-1, 1, 1, 1))
 
 
-def _fold_into_mask(
+def _fold_rules_into_mask(
     operation: str, options: Options, inputs: Inputs, names: set[str], rows: Rows | None = None
 ) -> tuple[dict[str, Any], dict[str, Array]]:
     """Turn the options and inputs in ``names`` and the mask into one mask; with ``rows``, only of these query rows."""
@@ -211,7 +213,7 @@ def _fold_into_mask(
     if "is_causal" in names and kept_options.pop("is_causal", False):
         allowed.append(keys <= positions)
     if "window" in names and (window := kept_options.pop("window", None)) is not None:
-        allowed += window_conditions(window, positions, keys)
+        allowed += make_window_conditions(window, positions, keys)
     if "query_offsets" in names:
         kept_inputs.pop("query_offsets", None)
     if "key_lengths" in names and (lengths := kept_inputs.pop("key_lengths", None)) is not None:
@@ -230,18 +232,18 @@ def _select_query_rows(name: str, array: Array, rows: Rows) -> Array:
     if spec is None or "Lq" not in spec.axes:
         return array
     axis = spec.axes.index("Lq") - len(spec.axes)
-    one_for_all = spec.broadcast and (array.ndim < -axis or array.shape[axis] == 1)
+    one_for_all = spec.is_broadcastable and (array.ndim < -axis or array.shape[axis] == 1)
     return array if one_for_all else array.take(rows, axis)
 
 
-def window_conditions(window: tuple[int | None, int | None], positions: Array, keys: Array) -> list[Array]:
+def make_window_conditions(window: tuple[int | None, int | None], positions: Array, keys: Array) -> list[Array]:
     """Return the conditions of a window on keys, for queries at these positions."""
     left, right = window
     before = [] if left is None else [keys >= positions - left]
     return before if right is None else [*before, keys <= positions + right]
 
 
-def _past_length(inputs: Inputs) -> int:
+def _count_past_keys(inputs: Inputs) -> int:
     past = inputs.get("past_key", inputs.get("cached_key"))
     return 0 if past is None else int(past.shape[-2])
 
@@ -251,7 +253,7 @@ def count_queries_and_keys(inputs: Inputs) -> tuple[int, int]:
     if "query" not in inputs:
         queries, keys = inputs["scores"].shape[-2:]
         return int(queries), int(keys)
-    return int(inputs["query"].shape[-2]), int(inputs["key"].shape[-2]) + _past_length(inputs)
+    return int(inputs["query"].shape[-2]), int(inputs["key"].shape[-2]) + _count_past_keys(inputs)
 
 
 _LARGE_POISON = 1e30
@@ -272,7 +274,7 @@ def poison_unused_keys(options: Options, inputs: Inputs, dtype: str) -> dict[str
         ):
             positions = np.arange(used)
             unused[pages[positions // page], positions % page] = False
-        names = [name for name in _SLOT_INPUTS if name in inputs and inputs[name].shape[:2] == unused.shape]
+        names = [name for name in _INPUTS_PER_PAGE_SLOT if name in inputs and inputs[name].shape[:2] == unused.shape]
     else:
         unused, is_page, names = ~_PackedPositions.from_inputs(inputs).is_used, False, ["key", "value"]
     for name in names:
@@ -325,14 +327,14 @@ def check_layout_inputs(operation: str, options: Options, shapes: Mapping[str, S
 def check_code_shapes(options: Options, shapes: Mapping[str, Shape]) -> None:
     """Check codes and scales of blocks against the format and the shapes. Raises ``ShapeFault``."""
     form = CODE_FORMATS[options.get("stored_as") or DEFAULT_FORMAT]
-    for name, stem in _coded_inputs(shapes):
+    for name, stem in _iterate_inputs_in_codes(shapes):
         if form.bits == 4 and shapes[name][-1] % 2:
             raise ShapeFault(name, f"expected an even width, two codes of 4 bits in each byte, got {shapes[name][-1]}")
         blocks = f"{stem}_block_scale"
         if blocks in shapes and "swizzle" in options:
-            rows, width = shapes[name][_token_axis(name)], shapes[name][-1]
+            rows, width = shapes[name][_axis_of_tokens(name)], shapes[name][-1]
             wanted = (rows, width // (form.group or 1))
-            if form.group is None or (shapes[blocks][_token_axis(name)], shapes[blocks][-1]) != wanted:
+            if form.group is None or (shapes[blocks][_axis_of_tokens(name)], shapes[blocks][-1]) != wanted:
                 what = f"a scale for each {form.group} elements" if form.group else "a format with blocks"
                 raise ShapeFault(
                     blocks, f"a swizzle needs {what} of each row, got shape {format_shape(shapes[blocks])}"
@@ -341,12 +343,12 @@ def check_code_shapes(options: Options, shapes: Mapping[str, Shape]) -> None:
                 raise ShapeFault(blocks, f"4x4 needs multiples of 4 rows and columns, got {format_shape(wanted)}")
 
 
-def _coded_inputs(names: Collection[str]) -> Iterator[tuple[str, str]]:
+def _iterate_inputs_in_codes(names: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield the inputs that are given in codes, each with the prefix of its scales' names."""
     return ((name, stem) for name, stem in SCALE_PREFIX.items() if name in names and f"{stem}_scale" in names)
 
 
-def _token_axis(name: str) -> int:
+def _axis_of_tokens(name: str) -> int:
     """Return the axis of keys or queries; a page has its heads behind it."""
     return -3 if name.endswith("_pages") else -2
 
@@ -367,8 +369,8 @@ class _PackedPositions:
     so that the first queries may have negative positions.
     """
 
-    of_query: Array
-    of_key: Array
+    sequence_of_query: Array
+    sequence_of_key: Array
     query_position: Array
     key_position: Array
     is_used: Array
@@ -392,7 +394,7 @@ class _PackedPositions:
 
 def _packed_to_masked(options: dict[str, Any], inputs: dict[str, Array]) -> _OptionsAndInputs:
     sequences = _PackedPositions.from_inputs(inputs, from_start=options.pop("alignment", "") == "top_left")
-    allowed = (sequences.of_query[:, np.newaxis] == sequences.of_key) & sequences.is_used
+    allowed = (sequences.sequence_of_query[:, np.newaxis] == sequences.sequence_of_key) & sequences.is_used
     allowed &= _pop_position_mask(options, sequences.query_position[:, np.newaxis], sequences.key_position)
     for name in ("key", "value"):
         inputs[name] = np.where(sequences.is_used[:, np.newaxis], inputs[name], np.zeros_like(inputs[name]))
@@ -412,7 +414,7 @@ def _pages_to_keys(options: dict[str, Any], inputs: dict[str, Array]) -> _Option
         slots = inputs[name].shape[:2]
         for part in (name, f"{name}_scale", f"{name}_block_scale", f"{name}_zero"):
             if part in inputs:
-                cache = expand_blocks(inputs[part], (*slots, *inputs[part].shape[2:]))
+                cache = repeat_block_numbers(inputs[part], (*slots, *inputs[part].shape[2:]))
                 rows = cache[pages].reshape(len(table), len(positions), *cache.shape[2:])  # (B, W, Lp, Hkv, ...) before
                 used_rows = is_used.reshape(*is_used.shape, *[1] * (rows.ndim - 2))
                 inputs[part] = np.where(used_rows, rows, np.zeros_like(rows)).swapaxes(1, 2)
@@ -436,20 +438,20 @@ def _widen_codes(options: dict[str, Any], inputs: dict[str, Array]) -> _OptionsA
         scale = np.broadcast_to(inputs.pop(f"{name}_scale"), widened.shape[:-1])[..., np.newaxis]
         blocks, zero = inputs.pop(f"{name}_block_scale", None), inputs.pop(f"{name}_zero", None)
         if blocks is not None:
-            scale = scale.astype(np.float64) * expand_blocks(blocks.astype(np.float64), widened.shape)
+            scale = scale.astype(np.float64) * repeat_block_numbers(blocks.astype(np.float64), widened.shape)
         if zero is not None:
-            inputs[f"{name}_shift"] = expand_blocks(zero.astype(dtype), widened.shape)
+            inputs[f"{name}_shift"] = repeat_block_numbers(zero.astype(dtype), widened.shape)
         inputs[name], inputs[f"{name}_factor"] = widened, scale
     for name in ("stored_as", "packing", "swizzle"):
         options.pop(name, None)
     return options, inputs
 
 
-def expand_blocks(blocks: Array, shape: Shape) -> Array:
+def repeat_block_numbers(blocks: Array, shape: Shape) -> Array:
     """Give every element of an array of a shape the number of its block.
 
     Example:
-        >>> expand_blocks(np.array([[1, 2]]), (2, 4)).tolist()
+        >>> repeat_block_numbers(np.array([[1, 2]]), (2, 4)).tolist()
         [[1, 1, 2, 2], [1, 1, 2, 2]]
     """
     for axis, length in enumerate(shape):
@@ -460,7 +462,7 @@ def expand_blocks(blocks: Array, shape: Shape) -> Array:
 def pack_codes(options: dict[str, Any], inputs: dict[str, Array]) -> _OptionsAndInputs:
     """Lay codes and their block scales out as a function gets them; drop ``stored_as`` if the dtype implies it."""
     form = CODE_FORMATS[options.get("stored_as") or DEFAULT_FORMAT]
-    for name, stem in list(_coded_inputs(inputs)):
+    for name, stem in list(_iterate_inputs_in_codes(inputs)):
         if form.bits < 8:
             codes = inputs[name].astype(numpy_dtype(form.elements))
             inputs[name] = _pack_into_bytes(codes, form.bits, options.get("packing"))
@@ -474,13 +476,15 @@ def pack_codes(options: dict[str, Any], inputs: dict[str, Array]) -> _OptionsAnd
 def unpacked_shapes(options: Options, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     """Return the shapes of a function's inputs, with two codes in a byte counted as two numbers."""
     is_packed = CODE_FORMATS[options.get("stored_as") or DEFAULT_FORMAT].bits == 4
-    wide = {name: (*shapes[name][:-1], 2 * shapes[name][-1]) for name, _ in _coded_inputs(shapes) if is_packed}
+    wide = {
+        name: (*shapes[name][:-1], 2 * shapes[name][-1]) for name, _ in _iterate_inputs_in_codes(shapes) if is_packed
+    }
     return {**shapes, **wide}
 
 
 def block_scales_in_memory(options: Options, inputs: Inputs, name: str) -> Array:
     """Return the scales of blocks of an input in codes as a function gets them: in rows, or as a swizzle has them."""
-    stem, axis = SCALE_PREFIX[name], _token_axis(name)
+    stem, axis = SCALE_PREFIX[name], _axis_of_tokens(name)
     scales = inputs[f"{stem}_block_scale"]
     if "swizzle" not in options or (stem != "value" and options["swizzle"] == "4x4"):
         return scales
@@ -544,7 +548,7 @@ def _pop_position_mask(options: dict[str, Any], queries: Array, keys: Array) -> 
     if options.pop("is_causal", False):
         allowed &= keys <= queries
     if (window := options.pop("window", None)) is not None:
-        for rule in window_conditions(window, queries, keys):
+        for rule in make_window_conditions(window, queries, keys):
             allowed &= rule
     options.pop("poison", None)
     return allowed

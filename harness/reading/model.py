@@ -89,7 +89,7 @@ class Random(StrictModel):
 def _option_type(spec: OptionSpec) -> Any:
     """Return the type of an option's value in a file."""
     if spec.type is float:
-        return PositiveFloat | PositiveInt if spec.positive else float | int
+        return PositiveFloat | PositiveInt if spec.must_be_positive else float | int
     if spec.type is int:
         return PositiveInt
     return Annotated[list[Bound | None], Field(min_length=2, max_length=2)] if spec.type == Window else spec.type
@@ -184,7 +184,7 @@ class CaseEntry(StrictModel):
     memory_layout: dict[Name, MemoryLayout] = Field(
         default={},
         description="How an input lies in memory where the framework knows strides: "
-        f"{'; '.join(f'{name} ({layout.says})' for name, layout in MEMORY_LAYOUTS.items())}.",
+        f"{'; '.join(f'{name} ({layout.description})' for name, layout in MEMORY_LAYOUTS.items())}.",
     )
     stages: list[StageName] | None = Field(
         default=None, min_length=1, description="Only these stages are judged; all that are returned if absent."

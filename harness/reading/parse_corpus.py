@@ -10,7 +10,7 @@ from attncheck.reading.case import pack_value, serialize_cases
 from attncheck.reading.loader import load_case_file, load_tags
 from attncheck.reading.model import TAG_FILE
 from attncheck.reading.parsed_corpus import key_of_file, write_entries
-from attncheck.reading.selection import BUNDLED_PREFIX, bundled_case_files, bundled_cases_folder
+from attncheck.reading.selection import BUNDLED_PREFIX, bundled_case_files, find_bundled_cases_folder
 
 
 def parse_bundled_files() -> Iterator[tuple[str, bytes]]:
@@ -18,7 +18,7 @@ def parse_bundled_files() -> Iterator[tuple[str, bytes]]:
 
     Raises ``CaseError`` if one is wrong.
     """
-    folder = bundled_cases_folder()
+    folder = find_bundled_cases_folder()
     tags = load_tags(folder, f"{BUNDLED_PREFIX}/{TAG_FILE}")
     yield key_of_file((folder / TAG_FILE).read_bytes(), TAG_FILE), pack_value(tags)
     for file in bundled_case_files():

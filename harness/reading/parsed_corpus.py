@@ -18,12 +18,12 @@ from attncheck.common.store import digest_of, digest_of_sources
 
 FILE_NAME = "parsed.zip"
 _READING_MODULES = ("reading", "spec", "backends.contract", "common")
-READING_CODE = tuple(f"attncheck.{part}" for part in _READING_MODULES)
+READING_CODE_MODULES = tuple(f"attncheck.{part}" for part in _READING_MODULES)
 
 
 def key_of_file(content: bytes, named: object) -> str:
     """Return the key of a case file with this content and name; it is the same on every machine."""
-    return digest_of(digest_of_sources(READING_CODE), content, named)
+    return digest_of(digest_of_sources(READING_CODE_MODULES), content, named)
 
 
 def read_entry(key: str) -> bytes | None:

@@ -51,13 +51,13 @@ class PrintedError(ValueError):
     """A printed array that cannot be read; the message says which row or number."""
 
 
-def split_numbers(text: str) -> NestedTexts:
+def split_printed_numbers(text: str) -> NestedTexts:
     """Split a text into numbers, nested as the array is; one row is a vector, one number a scalar.
 
     Raises ``PrintedError`` if rows are ragged and for what is no array.
 
     Example:
-        >>> split_numbers("tensor([1.50, -2.00], dtype=torch.float16)")
+        >>> split_printed_numbers("tensor([1.50, -2.00], dtype=torch.float16)")
         ['1.50', '-2.00']
     """
     if _ELLIPSIS.search(text):
@@ -315,7 +315,7 @@ class PrintedArray:
         """Return how far the number that was printed may lie from what stands there."""
         return 2 * self.half_unit if self.truncated else self.half_unit
 
-    def radius_towards(self, numbers: NDArray[Any]) -> NDArray[np.float64]:
+    def radius_on_side_of(self, numbers: NDArray[Any]) -> NDArray[np.float64]:
         """Return how far the number that was printed may lie from what stands there, on the side of other numbers.
 
         What was cut off lay away from zero, and of a printed zero on either side.
@@ -331,7 +331,7 @@ class PrintedArray:
         """Return the shape in which the array is printed."""
         return self.text.shape
 
-    def laid_out(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> PrintedArray:
+    def rearrange(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> PrintedArray:
         """Return the numbers, laid out in another way."""
         text, value, half_unit, is_given = map(change, (self.text, self.value, self.half_unit, self.given))
         return PrintedArray(text, value, half_unit, is_given, self.truncated)
@@ -364,7 +364,7 @@ def parse_printed(source: object, rounding: PrintedRounding) -> PrintedArray:
     return PrintedArray(text, value, half_unit, text != np.array(OMITTED_NUMBER, dtype=object), rounding.truncated)
 
 
-def print_exactly(array: NDArray[np.float64]) -> PrintedArray:
+def make_exact_printed_array(array: NDArray[np.float64]) -> PrintedArray:
     """Return numbers that are known to the last bit. Raises ``PrintedError`` for too many."""
     if array.size > MAX_NUMBERS:
         raise PrintedError(f"{array.size} numbers; expected at most {MAX_NUMBERS}")
@@ -381,7 +381,7 @@ def _split_nested(source: object) -> NestedTexts:
     if not isinstance(source, str):
         lost = ": a bare number would lose its last digits" if isinstance(source, int | float) else ""
         raise PrintedError(f"expected text in quotes, got {source!r:.40}{lost}")
-    return split_numbers(source)
+    return split_printed_numbers(source)
 
 
 def _index_prefix(index: tuple[int, ...]) -> str:

@@ -30,7 +30,7 @@ from attncheck.reading.lowering import (
     canonical_options_and_inputs,
     options_and_inputs_without_layout,
 )
-from attncheck.reading.shapes import bind_axes
+from attncheck.reading.shapes import find_axis_lengths
 from attncheck.spec import HEADS, OPERATIONS, InputSpec, input_specs, score_kind
 
 
@@ -46,8 +46,8 @@ class Problem:
         memory_layout: The inputs that do not lie row by row in memory, with a name of ``MEMORY_LAYOUTS`` each.
         stages: The stages that are judged; None for all.
         supports_statistics: Whether the inputs are continuous and unstructured, so that rounding errors look random.
-        regime: How a search drew the inputs; empty for any other problem.
-        special: The odd value that a search put into an input, as ``nan in key``.
+        drawing_regime: How a search drew the inputs; empty for any other problem.
+        special_value: The odd value that a search put into an input, as ``nan in key``.
     """
 
     operation: str
@@ -57,19 +57,19 @@ class Problem:
     memory_layout: Mapping[str, str] = field(default_factory=dict)
     stages: tuple[str, ...] | None = None
     supports_statistics: bool = False
-    regime: str = ""
-    special: str = ""
+    drawing_regime: str = ""
+    special_value: str = ""
 
     @property
-    def specs(self) -> Mapping[str, InputSpec]:
+    def input_specs(self) -> Mapping[str, InputSpec]:
         """The specification of each input of the operation."""
         return input_specs(self.operation, self.options.get("score"))
 
     @cached_property
-    def lengths(self) -> Mapping[str, int]:
+    def axis_lengths(self) -> Mapping[str, int]:
         """The length of every axis by its letter. Raises ``ShapeFault`` if two inputs disagree."""
         shapes = {name: array.shape for name, array in self.inputs.items()}
-        return bind_axes(self.specs, shapes, *(self.options.get(name) for name in HEADS))
+        return find_axis_lengths(self.input_specs, shapes, *(self.options.get(name) for name in HEADS))
 
     def with_options(self, **options: Any) -> Self:
         """Return the problem with other options."""
@@ -89,7 +89,7 @@ class Problem:
         present = {name: array for name, array in {**self.inputs, **inputs}.items() if array is not None}
         return replace(self, options=chosen, inputs=present)
 
-    def scale(self, head_width: Callable[[], int]) -> Factor:
+    def score_scale(self, head_width: Callable[[], int]) -> Factor:
         """Return the factor of the scores: that given, else 1/sqrt(D), and 1 for the kinds that have none."""
         if "head_scale" in self.inputs:
             return self.inputs["head_scale"].astype(np.float64)[:, np.newaxis, np.newaxis]

@@ -63,7 +63,7 @@ class _CaseFile:
     path: Path
     name: str
     """As it is shown: the path that the user gave, or cases/... for the bundled corpus."""
-    beside_id: str = ""
+    path_if_not_in_id: str = ""
     """The path of the file if its cases' ids do not have it."""
 
     @property
@@ -125,7 +125,7 @@ def select_cases(
     base = base or Path.cwd()
     lists = frozenset(path.resolve() for path in expected_failures)
     reading = _ReadingState(user_store() if store is None else store, properties, lists)
-    _add_tags(bundled_cases_folder(), f"{BUNDLED_PREFIX}/{TAG_FILE}", reading)
+    _add_tags(find_bundled_cases_folder(), f"{BUNDLED_PREFIX}/{TAG_FILE}", reading)
     origins: dict[str, tuple[Path, int]] = {}
     chosen, ids = PackedCases(), []
     others = 0
@@ -174,7 +174,7 @@ def _expression_hint(expression: Expression, ids: Iterable[str], tags: Iterable[
 _PROPERTIES_HINT = "; cases with properties are run by `attncheck properties` and `check --properties`"
 
 
-def bundled_cases_folder() -> Path:
+def find_bundled_cases_folder() -> Path:
     """Return the folder of the bundled corpus."""
     return Path(str(files("attncheck.cases")))
 
@@ -194,7 +194,7 @@ def check_user_files(
             continue
         if bundled is None:
             bundled = bundled_case_files()
-            _add_tags(bundled_cases_folder(), f"{BUNDLED_PREFIX}/{TAG_FILE}", reading)
+            _add_tags(find_bundled_cases_folder(), f"{BUNDLED_PREFIX}/{TAG_FILE}", reading)
         for _ in _read_user_files(pattern, base, reading, bundled, several=len(patterns) > 1) or ():
             pass
     if reading.faults:
@@ -203,7 +203,7 @@ def check_user_files(
 
 def bundled_case_files() -> list[_CaseFile]:
     """Return the bundled case files."""
-    root = bundled_cases_folder()
+    root = find_bundled_cases_folder()
     return [_CaseFile(path, f"{BUNDLED_PREFIX}/{path.relative_to(root).as_posix()}") for path in _find_case_files(root)]
 
 
@@ -250,7 +250,7 @@ def _read_matching_cases(pattern: str, base: Path, reading: _ReadingState, *, se
         file for file in rest if f"{file.id_prefix}/".startswith(literal) or literal.startswith(f"{file.id_prefix}/")
     ]
     single = (item for item in _read_cases(rest, reading) if _matches_glob(item[1].id, glob)) if not whole else ()
-    of_tiles = chain.from_iterable(_read_tile(tile, reading.tags) for tile in tiles_in_names([glob]))
+    of_tiles = chain.from_iterable(_read_tile(tile, reading.tags) for tile in find_tiles_in_names([glob]))
     made = (item for item in of_tiles if _matches_glob(item[1].id, glob))
     matching = chain(_read_cases(whole, reading), single, made)
     if (first := next(matching, None)) is not None:
@@ -295,7 +295,7 @@ def _user_case_files(path: Path, base: Path, lists: frozenset[Path]) -> list[_Ca
     paths = [path] if path.is_file() else _find_case_files(path, lists)
     if not paths:
         raise UsageError(f"{path} holds no case files (*.yaml)")
-    return [_CaseFile(file, _display_name(file, base), _path_unless_in_id(file, base)) for file in paths]
+    return [_CaseFile(file, _display_name(file, base), _path_if_not_in_id(file, base)) for file in paths]
 
 
 def _find_case_files(folder: Path, lists: frozenset[Path] = frozenset()) -> list[Path]:
@@ -331,7 +331,7 @@ def as_valid_text(name: str) -> str:
     return name.encode("utf-8", "replace").decode("utf-8")
 
 
-def _path_unless_in_id(path: Path, base: Path) -> str:
+def _path_if_not_in_id(path: Path, base: Path) -> str:
     """Return the path of a file if the ids of its cases do not have it; empty if they do.
 
     They have it for the bundled corpus and for files below the base.
@@ -363,7 +363,9 @@ def _read_cases(case_files: Iterable[_CaseFile], reading: _ReadingState) -> Iter
         except CaseError as error:
             reading.faults.extend(error.faults)
         else:
-            yield from ((path, replace(case, path=file.beside_id) if file.beside_id else case) for case in cases)
+            yield from (
+                (path, replace(case, path=file.path_if_not_in_id) if file.path_if_not_in_id else case) for case in cases
+            )
 
 
 def _load_case_file(path: Path, name: str, id_prefix: str, tags: Sequence[str]) -> list[Case]:
@@ -374,7 +376,7 @@ def _load_case_file(path: Path, name: str, id_prefix: str, tags: Sequence[str]) 
 
 def _read_tile(tile: int, tags: dict[str, TagEntry]) -> Iterator[_FileAndCase]:
     """Read the cases of one tile, of which the bundled corpus has some already."""
-    path = bundled_cases_folder() / f"{TILE_TEMPLATE}.yaml"
+    path = find_bundled_cases_folder() / f"{TILE_TEMPLATE}.yaml"
     cases = load_tile_cases(path, f"{BUNDLED_PREFIX}/{TILE_TEMPLATE}.yaml", tags, tile)
     yield from ((path.resolve(), case) for case in cases)
 
@@ -390,14 +392,14 @@ def _is_wanted(case: Case, tags: Sequence[str], dtypes: Sequence[str], expressio
 CASE_SEPARATOR = "::"
 """The separator between a file and a part of a name."""
 _SEPARATORS = re.compile(r"::|/")
-_MAX_LISTED = 20
+_MAX_LISTED_IDS = 20
 
 
-class NoSuchCase(UsageError):
+class NoSuchCaseError(UsageError):
     """No case has this name."""
 
 
-def case_address(identity: str, path: str) -> str:
+def format_case_address(identity: str, path: str) -> str:
     """Return the address of a case: its id, or with a ``path`` the path and the last part of the id."""
     return f"{path}{CASE_SEPARATOR}{identity.rpartition('/')[2]}" if path else identity
 
@@ -441,7 +443,7 @@ def choose_dtype(case: Case, wanted: str | None) -> str:
 
 
 def _list_ids(cases: Sequence[Case]) -> str:
-    lines = [f"  {case.id}" for case in cases[:_MAX_LISTED]]
+    lines = [f"  {case.id}" for case in cases[:_MAX_LISTED_IDS]]
     return "\n".join([*lines, *[f"  and {len(cases) - len(lines)} more"] * (len(cases) > len(lines))])
 
 
@@ -455,10 +457,10 @@ def _select_candidates(wanted: str, configured: Sequence[str], base: Path, lists
         elif not _bundled_files_named(file.rpartition(".")[0].removeprefix(f"{BUNDLED_PREFIX}/")):
             continue
         is_template = file.removeprefix(f"{BUNDLED_PREFIX}/").rpartition(".")[0] == TILE_TEMPLATE
-        tiles = tiles_in_names([slug(part)]) if is_template else ()
+        tiles = find_tiles_in_names([slug(part)]) if is_template else ()
         return _filter_by_name_part(select_cases([file], base=base, expected_failures=lists, tiles=tiles), part, file)
     prefix, _, name = wanted.rpartition("/")
-    tiles = tiles_in_names([name]) if prefix == TILE_TEMPLATE else ()
+    tiles = find_tiles_in_names([name]) if prefix == TILE_TEMPLATE else ()
     for called in (_user_files_named(base, prefix), _bundled_files_named(prefix)):
         if not called:
             continue
@@ -476,7 +478,7 @@ def _select_candidates(wanted: str, configured: Sequence[str], base: Path, lists
         matching = [case for case in selection.cases if fnmatchcase(case.id, wanted)]
         if matching or selection.faults:
             return replace(selection, cases=matching, faults=() if matching else selection.faults)
-    raise NoSuchCase(
+    raise NoSuchCaseError(
         f"there is no case {wanted!r}: expected its id, a glob over the bundled cases, a file with one case, or "
         f"FILE.yaml{CASE_SEPARATOR}PART of a name; `attncheck list cases` and `attncheck list cases FILE.yaml` list ids"
         f"{similar_names_hint(wanted)}"
@@ -506,7 +508,7 @@ def _user_files_named(base: Path, prefix: str) -> list[str]:
 
 def _bundled_files_named(prefix: str) -> list[str]:
     names = [f"{prefix}{suffix}" for suffix in _SUFFIXES]
-    return [f"{BUNDLED_PREFIX}/{name}" for name in names if prefix and _is_file(bundled_cases_folder() / name)]
+    return [f"{BUNDLED_PREFIX}/{name}" for name in names if prefix and _is_file(find_bundled_cases_folder() / name)]
 
 
 def _find_file(path: Path) -> Path | None:
@@ -530,7 +532,7 @@ def read_cases_at_addresses(addresses: Mapping[str, str], base: Path | None = No
     called = dict.fromkeys(file for location in addresses.values() for file in _files_at_address(location, base))
     if not called:
         return {}
-    tiles = tiles_in_names(identity for identity in addresses if identity.startswith(f"{TILE_TEMPLATE}/"))
+    tiles = find_tiles_in_names(identity for identity in addresses if identity.startswith(f"{TILE_TEMPLATE}/"))
     selection = select_cases(list(called), base=base, tiles=tiles)
     return {case.id: case for case in selection.cases if case.id in addresses}
 
@@ -554,7 +556,7 @@ _MAX_TILE_OF_ALL_STAGES = 32
 _TILE_IN_ID = re.compile(r"(?<![0-9a-z])tile-([1-9][0-9]{0,3})(?![0-9])")
 
 
-def for_each_row_of_tile(tile: int) -> dict[str, Any]:
+def make_for_each_row_of_tile(tile: int) -> dict[str, Any]:
     """Return the row of ``for_each`` for a tile."""
     return {
         "name": f"tile {tile}",
@@ -582,7 +584,7 @@ def read_tiles(values: Iterable[Any], where: str) -> tuple[int, ...]:
     return tuple(tiles)
 
 
-def tiles_in_names(texts: Iterable[str]) -> tuple[int, ...]:
+def find_tiles_in_names(texts: Iterable[str]) -> tuple[int, ...]:
     """Return the tiles that ids, or globs over them, name."""
     sizes = (int(size) for text in texts for size in _TILE_IN_ID.findall(text))
     return tuple(dict.fromkeys(size for size in sizes if MIN_TILE <= size <= MAX_TILE))
@@ -592,11 +594,11 @@ def load_tile_cases(path: Path, display_name: str, known_tags: Iterable[str], ti
     """Read the bundled file for one tile, without the gradients that are too large to be judged whole."""
     from attncheck.reading.loader import load_case_file  # what is kept of files needs no more of it
 
-    cases = load_case_file(path, display_name, TILE_TEMPLATE, known_tags, for_each=[for_each_row_of_tile(tile)])
+    cases = load_case_file(path, display_name, TILE_TEMPLATE, known_tags, for_each=[make_for_each_row_of_tile(tile)])
     return [case for case in cases if not _is_large_gradient(case)]
 
 
-def note_on_large_tiles(tiles: Iterable[int]) -> str:
+def describe_unjudged_tiles(tiles: Iterable[int]) -> str:
     """Return a note on the parts of large tiles that are not judged; empty if all are."""
     large = ",".join(str(size) for size in tiles if size * (2 * size + 1) > MAX_JUDGED_SCORES)
     rows = f"rows stand for all where there are more than {MAX_JUDGED_SCORES:,} scores"
@@ -604,6 +606,6 @@ def note_on_large_tiles(tiles: Iterable[int]) -> str:
 
 
 def _is_large_gradient(case: Case) -> bool:
-    if not OPERATIONS[case.operation].has_gradients:
+    if not OPERATIONS[case.operation].computes_gradients:
         return False
     return math.prod(case.input_shapes["query"][:-1]) * case.input_shapes["key"][-2] > MAX_JUDGED_SCORES

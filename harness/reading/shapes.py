@@ -86,7 +86,7 @@ def operation_input_shape(spec: InputSpec, shape: Shape, heads: int | None = Non
     return add_leading_axes(shape, len(spec.axes))
 
 
-def bind_axes(
+def find_axis_lengths(
     specs: Mapping[str, InputSpec], shapes: Mapping[str, Shape], heads: int | None, kv_heads: int | None = None
 ) -> dict[str, int]:
     """Give every axis letter its length from the inputs' lifted shapes.
@@ -99,7 +99,7 @@ def bind_axes(
         lengths["H"], found_in["H"] = heads, "options.heads"
         lengths["Hkv"], found_in["Hkv"] = kv_heads or heads, "options.kv_heads" if kv_heads else "options.heads"
     for name, spec in specs.items():
-        if name not in shapes or spec.broadcast:
+        if name not in shapes or spec.is_broadcastable:
             continue
         for letter, length in zip(spec.axes, shapes[name], strict=True):
             shape, axis = f"shape {format_shape(shapes[name])}", f"axis {letter} of ({', '.join(spec.axes)})"
@@ -109,7 +109,7 @@ def bind_axes(
             if known != length:
                 raise ShapeFault(name, f"{shape}: expected {axis} to be {known} as in {found_in[letter]}, got {length}")
             found_in.setdefault(letter, name)
-    _bind_head_widths(lengths, found_in)
+    _add_head_widths(lengths, found_in)
     if "Hkv" in lengths and lengths["H"] % lengths["Hkv"]:
         wanted = "as many heads as query has, or a number that divides it"
         problem = f"expected {wanted}: {lengths['H']} query heads cannot share {lengths['Hkv']} evenly"
@@ -135,7 +135,7 @@ def _check_at_least(lengths: Mapping[str, int], found_in: Mapping[str, str]) -> 
             raise ShapeFault(at_fault, f"expected axis {letter} to be {wanted}, got {length}")
 
 
-def _bind_head_widths(lengths: dict[str, int], found_in: Mapping[str, str]) -> None:
+def _add_head_widths(lengths: dict[str, int], found_in: Mapping[str, str]) -> None:
     """Split the columns of each projection over the heads that it makes."""
     for heads, width in (("H", "D"), ("Hkv", "D"), ("Hkv", "Dv"), ("H", "Dv")):
         merged = lengths.get(f"{heads}*{width}")
@@ -152,7 +152,7 @@ def _bind_head_widths(lengths: dict[str, int], found_in: Mapping[str, str]) -> N
 
 def _check_broadcast(specs: Mapping[str, InputSpec], shapes: Mapping[str, Shape], lengths: Mapping[str, int]) -> None:
     for name, spec in specs.items():
-        if name not in shapes or not spec.broadcast:
+        if name not in shapes or not spec.is_broadcastable:
             continue
         wanted = tuple(lengths[letter] for letter in spec.axes)
         for got, want in zip(shapes[name], wanted, strict=True):
@@ -190,7 +190,7 @@ def broadcast_shape(shapes: Sequence[Shape]) -> Shape:
         raise ValueError(f"expected shapes that broadcast to each other, got {listed}") from None
 
 
-def stage_axes(operation: str, letters: Collection[str]) -> dict[str, Axes]:
+def find_stage_axes(operation: str, letters: Collection[str]) -> dict[str, Axes]:
     """Return the axes of every stage that an operation can return, if these letters have a length.
 
     The gradient of an optional input is left out: it has the shape of that input.
@@ -211,7 +211,7 @@ def input_of_optional_gradients(operation: str) -> dict[str, str]:
 
 def stage_shapes(operation: str, lengths: Mapping[str, int]) -> dict[str, Shape]:
     """Return the shape of every stage that the operation can return, except for gradients of optional inputs."""
-    axes, lengths = stage_axes(operation, lengths), {**lengths}
+    axes, lengths = find_stage_axes(operation, lengths), {**lengths}
     if "Dv" in lengths and "H" in lengths:
         lengths.setdefault("H*Dv", lengths["H"] * lengths["Dv"])
     return {
@@ -221,12 +221,14 @@ def stage_shapes(operation: str, lengths: Mapping[str, int]) -> dict[str, Shape]
     }
 
 
-def repeated_axes(array: NDArray[Any]) -> tuple[int, ...]:
+def find_repeated_axes(array: NDArray[Any]) -> tuple[int, ...]:
     """Return the axes, except for the last, that have several slices, all equal."""
-    return tuple(axis for axis in multi_slice_axes(array.shape) if bool((array == array.take([0], axis=axis)).all()))
+    return tuple(
+        axis for axis in find_multi_slice_axes(array.shape) if bool((array == array.take([0], axis=axis)).all())
+    )
 
 
-def multi_slice_axes(shape: tuple[int, ...]) -> list[int]:
+def find_multi_slice_axes(shape: tuple[int, ...]) -> list[int]:
     """Return the axes, except for the last, that have several slices."""
     return [axis for axis, length in enumerate(shape[:-1]) if length > 1]
 
@@ -234,15 +236,15 @@ def multi_slice_axes(shape: tuple[int, ...]) -> list[int]:
 def unsupported_layout_reason(layout: str, shape: Shape) -> str:
     """Return why no input of a shape can have a memory layout; empty if it can."""
     spec = MEMORY_LAYOUTS[layout]
-    if len(shape) < spec.axes:
-        of_heads = " (an axis of heads is one of them)" if spec.axes == 4 else ""
-        return f"{layout} needs {spec.axes} axes{of_heads}, got {format_shape(shape)}"
-    if spec.slices is None:
+    if len(shape) < spec.min_axes:
+        of_heads = " (an axis of heads is one of them)" if spec.min_axes == 4 else ""
+        return f"{layout} needs {spec.min_axes} axes{of_heads}, got {format_shape(shape)}"
+    if spec.max_slices is None:
         return ""
-    if not multi_slice_axes(shape):
+    if not find_multi_slice_axes(shape):
         return f"{layout} needs an axis, other than the last, of several slices, got {format_shape(shape)}"
-    slices = shape[multi_slice_axes(shape)[0]]
-    return f"{layout} lays at most {spec.slices} slices apart, got {slices}" if slices > spec.slices else ""
+    slices = shape[find_multi_slice_axes(shape)[0]]
+    return f"{layout} lays at most {spec.max_slices} slices apart, got {slices}" if slices > spec.max_slices else ""
 
 
 def format_shape(shape: Shape) -> str:
@@ -274,7 +276,7 @@ def axis_lengths(operation: str, options: Mapping[str, Any], shapes: Mapping[str
     """
     try:
         specs = input_specs(operation, options.get("score"))
-        lengths = bind_axes(specs, shapes, options.get("heads"), options.get("kv_heads"))
+        lengths = find_axis_lengths(specs, shapes, options.get("heads"), options.get("kv_heads"))
     except (ValueError, KeyError, TypeError, ArithmeticError):  # a record that another program wrote
         return {}
     if "T" in lengths:

@@ -57,7 +57,7 @@ class StoredArrayFault(FieldFault, AttncheckError):
     """A stored array cannot be used; ``field`` is what of its description is at fault."""
 
 
-def read_contents(source: StoredNumbers) -> StoredContents:
+def summarize_stored_array(source: StoredNumbers) -> StoredContents:
     """Read an array and return its summary. Raises ``StoredArrayFault``."""
     return _summarize(_read_float64(source))
 

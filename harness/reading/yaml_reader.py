@@ -102,7 +102,7 @@ _RESOLVER = YAML(typ="safe", pure=True).resolver
 _resolve_scalar_tag = lru_cache(maxsize=4096)(partial(_RESOLVER.resolve, ScalarNode))
 """The tag of a scalar, by its text and whether it stands in quotes: files say the same words again and again."""
 
-_READ_DIFFERENTLY = re.compile(
+_PATTERNS_FOR_SLOW_READER = re.compile(
     "|".join(
         (
             "[^\\S \\n]|[\x85\u2028\u2029\ufeff]",  # other blanks and line breaks, a byte order mark
@@ -121,7 +121,7 @@ class _NeedsSlowReader(Exception):
 
 def compose_with_libyaml(text: str, max_nodes: int, max_depth: int) -> Node | None:
     """Return the root of a text, or None if the slow reader has to read it: without a document, too."""
-    if not hasattr(yaml, "CSafeLoader") or _READ_DIFFERENTLY.search(text):
+    if not hasattr(yaml, "CSafeLoader") or _PATTERNS_FOR_SLOW_READER.search(text):
         return None
     try:
         return _NodeComposer(yaml.parse(text, Loader=yaml.CSafeLoader), max_nodes, max_depth).compose_document()
@@ -214,7 +214,7 @@ class YamlDocument:
                 existing = (*existing, part)
         return existing, self.lines.get(existing)
 
-    def source(self, path: FieldPath) -> FieldPath:
+    def find_place_in_file(self, path: FieldPath) -> FieldPath:
         """Return the place in the file that a path leads to."""
         return self.locate(path)[0]
 
@@ -267,7 +267,7 @@ def _compose_with_ruamel(text: str) -> Node | None:
         reader.composer.warn_double_anchors = False  # YAML allows them; a warning would only puzzle
         root: Node | None = reader.compose(text)
     except MarkedYAMLError as error:
-        raise _fault_of_parse_error(error) from None
+        raise _convert_parse_error(error) from None
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise YamlFault(f"not valid YAML: the character U+{error.character:04X} is not allowed", line) from None
@@ -295,7 +295,7 @@ def _read_text(path: Path) -> str:
         raise YamlFault(f"not UTF-8: byte 0x{content[error.start]:02x} at position {error.start}", line) from None
 
 
-def _fault_of_parse_error(error: MarkedYAMLError) -> YamlFault:
+def _convert_parse_error(error: MarkedYAMLError) -> YamlFault:
     mark = error.problem_mark or error.context_mark
     context = error.context or ""
     if mark and error.context_mark and error.context_mark.line != mark.line:

@@ -383,17 +383,17 @@ def expected_stages(
 
 def expected_stage(truth: Truth, stage: str, shape: tuple[int, ...], rounding_model: str) -> StageAnswer:
     """Return the right answer of one stage, with bounds that prove a number wrong."""
-    dtype = truth.bounds.dtype_of(stage)
+    dtype = truth.bounds.stage_dtype(stage)
     if stage not in truth.exact:
         return StageAnswer(shape, dtype)
-    reference = truth.reference(stage, rounding_model)
+    reference = truth.stage_reference(stage, rounding_model)
     exact, max_error = reference.exact, reference.bound.max_error
-    allowed = np.where(reference.measured, max_error + exact.radius, np.nan)
-    allowed[reference.prescribed] = 0.0
+    allowed = np.where(reference.measured_elements, max_error + exact.radius, np.nan)
+    allowed[reference.nonfinite_exact_elements] = 0.0
     # Only in float64 are numbers so close to the exact answer that its own rounding to float64 counts.
     rest = exact.low if truth.bounds.dtype == "float64" and exact.low.any() else 0.0
     axis = query_axis(stage)
-    rows = None if axis is None else truth.judged.query_rows
+    rows = None if axis is None else truth.judged_problem.judged_rows
     return StageAnswer(shape, dtype, exact.high, allowed, rest, rows, -2 if axis is None else axis)
 
 

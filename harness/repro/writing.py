@@ -33,8 +33,8 @@ from attncheck.execution.padding import pad_call_or_raise
 from attncheck.execution.signatures import INPUTS
 from attncheck.execution.worker import redirect_output
 from attncheck.judging.judge_stages import StageJudgement
-from attncheck.reading.case import Case, case_record
-from attncheck.reading.inputs import make_inputs, problem_from_case
+from attncheck.reading.case import Case, make_case_record
+from attncheck.reading.inputs import make_inputs, make_problem_of_case
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
 from attncheck.repro.code import expected_stages, fold_line, names_tuple_code
@@ -99,7 +99,7 @@ def repro_script(
         raise UsageError(f"{implementation.name} declares no {dtype}: there is nothing to reproduce")
     inputs = make_inputs(case, dtype)
     truth = truth_for_implementation(implementation, case, inputs)
-    padding = pad_call_or_raise(implementation, problem_from_case(case, inputs).as_call())
+    padding = pad_call_or_raise(implementation, make_problem_of_case(case, inputs).as_call())
     expected = expected_stages(case, truth, rounding_model, judgements)
     earlier = [pad_call_or_raise(implementation, problem).problem for problem in problems_before(before)]
     dtypes = frozenset({dtype, *(called_dtype for _, called_dtype in before)})
@@ -114,7 +114,7 @@ def repro_script(
 
 def problems_before(before: Sequence[tuple[Case, str]]) -> list[Problem]:
     """Return the calls that come first. Raises ``UsageError`` if they are too many, or too large, for a script."""
-    problems = [problem_from_case(case, make_inputs(case, dtype)).as_call() for case, dtype in before]
+    problems = [make_problem_of_case(case, make_inputs(case, dtype)).as_call() for case, dtype in before]
     held = sum(array.nbytes for problem in problems for array in problem.inputs.values())
     if len(problems) > MAX_CALLS_BEFORE or held > MAX_BYTES_BEFORE:
         raise UsageError(
@@ -410,7 +410,7 @@ def write_scripts(
         if name not in again:  # an object of this process has no file
             continue
         file = f"{len(index):03d}.py"
-        explain = case_command("explain", case_record(known_cases[case], {}), again[name], dtype)
+        explain = case_command("explain", make_case_record(known_cases[case], {}), again[name], dtype)
         story = "\n".join([*messages[evaluation], _FRESH_PROCESS_HINT.format(explain=explain)])
         runs_it = shell_command(["python", str(folder / file)])
         try:

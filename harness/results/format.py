@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from attncheck.results.tables import ColumnKind, Schema
 from attncheck.spec import OPERATIONS
-from attncheck.spec.verdicts import HARMLESS, MEETS_CLAIM
+from attncheck.spec.verdicts import HARMLESS_VERDICTS, OUTCOMES_MEETING_CLAIM
 
 FORMAT_VERSION = 10
 REPORT_FOLDER = "report"
@@ -177,8 +177,8 @@ class Row:
     def fails(self) -> bool:
         """True if it fails, expected or not; a property also fails if it is less than the claim."""
         if self.comparison == "property":
-            return self.verdict not in MEETS_CLAIM[self.claim]
-        return self.verdict not in HARMLESS
+            return self.verdict not in OUTCOMES_MEETING_CLAIM[self.claim]
+        return self.verdict not in HARMLESS_VERDICTS
 
     @property
     def fails_run(self) -> bool:

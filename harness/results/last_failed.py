@@ -16,7 +16,7 @@ from typing import Any
 from attncheck.common.errors import ResultsError, UsageError
 from attncheck.common.wording import format_at_stage, join_words
 from attncheck.reading.case import Case, PackedCases
-from attncheck.reading.selection import case_address
+from attncheck.reading.selection import format_case_address
 from attncheck.results.coverage import EarlyStop
 from attncheck.results.format import Row
 from attncheck.results.parts import read_rows
@@ -267,7 +267,7 @@ class CheckRecord:
     def address(self, identity: str) -> str | None:
         """Return the address of a case of the check for a command; None if it had no case with that id."""
         record = self.cases.get(identity)
-        return None if record is None else case_address(identity, record.get("path", ""))
+        return None if record is None else format_case_address(identity, record.get("path", ""))
 
     def asked(self, implementation: str) -> dict[CaseInDtype, str]:
         """Return the first failure of every call, in the plan's order; empty text if nothing is wrong."""

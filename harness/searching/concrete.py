@@ -22,7 +22,7 @@ import numpy as np
 from attncheck.common.wording import slug
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import make_inputs
-from attncheck.reading.loader import case_from_data
+from attncheck.reading.loader import make_case_from_data
 from attncheck.reading.problem import Problem
 from attncheck.searching.shapes import EDGE_LENGTHS
 from attncheck.spec import HEADS, OPERATIONS, InputSpec, score_kind
@@ -35,7 +35,7 @@ _FILE_ONLY_OPTIONS = ("projections", "poison")
 
 def optional_inputs(problem: Problem) -> tuple[str, ...]:
     """Return the inputs that may be left out."""
-    return tuple(name for name in problem.inputs if not problem.specs[name].required)
+    return tuple(name for name in problem.inputs if not problem.input_specs[name].required)
 
 
 def count_elements(problem: Problem) -> int:
@@ -52,7 +52,7 @@ def has_nonfinite(problem: Problem) -> bool:
         [False, True]
     """
     for name, array in problem.inputs.items():
-        allowed = problem.specs[name].may_be_infinite
+        allowed = problem.input_specs[name].may_be_infinite
         if array.dtype.kind == "f" and not (np.isfinite(array) | (allowed & np.isneginf(array))).all():
             return True
     return False
@@ -131,7 +131,7 @@ def case_of_problem(
             file = f"{case_id.rpartition('/')[2]}-{name}.npy"
             np.save(folder / file, array)
             inputs[name] = {"file": file}
-    return case_from_data(case_file_content(problem, inputs, title, "drawn"), folder, case_id)
+    return make_case_from_data(case_file_content(problem, inputs, title, "drawn"), folder, case_id)
 
 
 _SIZE_CLASS_LIMITS = (0, 1, 8, 15, 16, 63, 64, 127, 128)
@@ -167,21 +167,21 @@ def drawn_case_id(problem: Problem, name: str) -> str:
 
 def _iterate_problem_features(problem: Problem) -> Iterator[str]:
     yield f"dtype {problem.dtype}"
-    yield f"regime {problem.regime}"
-    yield f"special {problem.special}"
+    yield f"regime {problem.drawing_regime}"
+    yield f"special {problem.special_value}"
     yield from _option_features(problem)
     yield from _head_features(problem)
     for name in optional_inputs(problem):
-        spread = problem.specs[name].broadcast
+        spread = problem.input_specs[name].is_broadcastable
         along = [
             axis
-            for axis, length in zip(problem.specs[name].axes, problem.inputs[name].shape, strict=True)
+            for axis, length in zip(problem.input_specs[name].axes, problem.inputs[name].shape, strict=True)
             if spread and length > 1
         ]
         yield f"{name} along {' '.join(along)}" if spread else name
     for name, layout in problem.memory_layout.items():
         yield f"{name} {layout}"
-    lengths = problem.lengths
+    lengths = problem.axis_lengths
     for letter in _SIZED_AXES:
         if letter in lengths:
             length = lengths[letter]
@@ -211,14 +211,14 @@ def _option_features(problem: Problem) -> Iterator[str]:
 
 
 def _head_features(problem: Problem) -> Iterator[str]:
-    lengths = problem.lengths
+    lengths = problem.axis_lengths
     if "Hkv" in lengths and lengths["Hkv"] < lengths.get("H", 0):
         yield "one head shared" if lengths["Hkv"] == 1 else "heads shared"
 
 
 def operation_and_score(problem: Problem) -> str:
     """Return the operation, with the kind of score if that is an option."""
-    if not OPERATIONS[problem.operation].has_score_kinds:
+    if not OPERATIONS[problem.operation].has_score_option:
         return problem.operation
     return f"{problem.operation} {score_kind(problem.operation, problem.options)}"
 

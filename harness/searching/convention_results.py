@@ -15,7 +15,7 @@ from attncheck.asking.conventions import QUESTIONS, ConventionQuestion, Measured
 from attncheck.common.wording import slug
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import ImplementationSelection
-from attncheck.judging.xfail import blank_row
+from attncheck.judging.xfail import make_blank_row
 from attncheck.reading.case import Case
 from attncheck.reading.problem import Problem
 from attncheck.results.format import Row
@@ -51,7 +51,7 @@ def write_measured_conventions(
         for answer in answers:
             case = cases[answer.question.name]
             results.add_evaluation(
-                case, [_measured_row(answer, replace(blank_row(case, dtypes[name]), implementation=name))]
+                case, [_measured_row(answer, replace(make_blank_row(case, dtypes[name]), implementation=name))]
             )
     results.write()
 

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
-from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
-from attncheck.reading.lowering import Array, expand_blocks, poison_unused_keys
+from attncheck.reading.generated_arrays import alibi_slopes, find_relative_buckets
+from attncheck.reading.lowering import Array, poison_unused_keys, repeat_block_numbers
 from attncheck.reading.problem import Problem
 from attncheck.searching.concrete import input_axes
 from attncheck.searching.shapes import Random, Real
@@ -153,11 +153,14 @@ class DrawnInputs:
     inputs: InputArrays = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.lengths = self.problem.lengths
+        self.lengths = self.problem.axis_lengths
         for name, array in self.problem.inputs.items():
-            self._draw_input(name, self.problem.specs[name], array.shape)
+            self._draw_input(name, self.problem.input_specs[name], array.shape)
         for name in self.inputs:
-            if self.problem.specs[name].scale_input in self.inputs and not self.problem.specs[name].is_per_block:
+            if (
+                self.problem.input_specs[name].scale_input in self.inputs
+                and not self.problem.input_specs[name].is_per_block
+            ):
                 self._choose_code_scales(name)
         self._draw_related_inputs()
 
@@ -166,9 +169,9 @@ class DrawnInputs:
         if name in self.inputs:
             return
         axes = self._axes_of_input(name)
-        if spec.boolean:
+        if spec.is_boolean:
             self.inputs[name] = self._draw_mask(shape)
-        elif spec.whole:
+        elif spec.is_count:
             self.inputs[name] = self._draw_counts(spec, shape)
         elif "R" in axes:
             angles = self.random.uniform(-np.pi, np.pi, shape)
@@ -178,7 +181,7 @@ class DrawnInputs:
             }
         elif axes == _SCORE_AXES:
             self.inputs[name] = self._draw_scores(shape) if spec.required else self._draw_bias(shape)
-        elif spec.statistics:  # log-sum-exps of any size around any number
+        elif spec.is_row_statistic:  # log-sum-exps of any size around any number
             around = float(self.random.choice([0, 0, -90, -120, -800, 90, 800]))
             self.inputs[name] = np.asarray(around + 10 ** self.random.uniform(-2, 2.5) * self.random.randn(*shape))
         elif operand_role(axes) is not None and not spec.is_per_block:
@@ -187,7 +190,7 @@ class DrawnInputs:
             self.inputs[name] = self._draw_parameters(spec, axes, shape)
 
     def _axes_of_input(self, name: str) -> tuple[str, ...]:
-        return input_axes(self.problem.specs[name], self.problem.options)
+        return input_axes(self.problem.input_specs[name], self.problem.options)
 
     def _draw_operands(self, name: str, axes: tuple[str, ...], shape: Shape) -> None:
         """Draw a query together with the first key and the first value, and any other operand separately."""
@@ -195,7 +198,7 @@ class DrawnInputs:
         if operand_role(axes) == QUERY_KEY_VALUE[0]:
             for operand in self.problem.inputs:
                 role = operand_role(self._axes_of_input(operand))
-                if role and not group[role] and self.problem.specs[operand].is_number:
+                if role and not group[role] and self.problem.input_specs[operand].is_number:
                     group[role] = operand
         shapes, positions = [], []
         for operand in group.values():
@@ -203,7 +206,7 @@ class DrawnInputs:
             position = row_axis(self._axes_of_input(operand or name))
             shapes.append((*lengths[:position], *lengths[position + 1 : -1], lengths[position], lengths[-1]))
             positions.append(position)
-        arrays = REGIMES[self.problem.regime](self.random, *shapes)
+        arrays = REGIMES[self.problem.drawing_regime](self.random, *shapes)
         for operand, array, position in zip(group.values(), arrays, positions, strict=True):
             if operand and operand not in self.inputs:
                 kept = _rescale_unsafe_vectors(array) if self._has_cosine else array
@@ -218,9 +221,9 @@ class DrawnInputs:
         *outer, queries, keys = shape
         width = int(self.random.randint(1, 33))
         shapes = ((*outer, length, width) for length in (queries, keys, keys))
-        query, key, _ = REGIMES[self.problem.regime](self.random, *shapes)
+        query, key, _ = REGIMES[self.problem.drawing_regime](self.random, *shapes)
         scores: Real = query @ key.swapaxes(-1, -2) / math.sqrt(width)
-        if self.problem.specs.keys() == self.problem.inputs.keys() and self.random.rand() < 1 / 2:
+        if self.problem.input_specs.keys() == self.problem.inputs.keys() and self.random.rand() < 1 / 2:
             return np.where(self._draw_mask(shape), scores, -np.inf)
         return scores
 
@@ -232,9 +235,9 @@ class DrawnInputs:
             return (
                 zeros if spec.scale_input else 2 ** random.uniform(-_MAX_BLOCK_SCALE_LOG2, _MAX_BLOCK_SCALE_LOG2, shape)
             )
-        if len(axes) > 1 and not spec.broadcast:
+        if len(axes) > 1 and not spec.is_broadcastable:
             return random.randn(*shape) / math.sqrt(shape[-2])
-        if spec.neutral == 1 or (spec.broadcast and spec.required):
+        if spec.neutral_value == 1 or (spec.is_broadcastable and spec.required):
             return random.uniform(-2, 2, shape)
         numbers = random.randn(*shape) * 10 ** random.uniform(-1, 1.3 if spec.may_be_infinite else 1)
         return (
@@ -245,7 +248,7 @@ class DrawnInputs:
 
     def _draw_counts(self, spec: InputSpec, shape: Shape) -> Array:
         """Draw counts of an axis, the limits of sequences along it, or positions in it."""
-        random, most = self.random, self.lengths[spec.at_most]
+        random, most = self.random, self.lengths[spec.max_value_axis]
         if spec.axes == ("S1",):
             inner = random.randint(0, most + 1, shape[0] - 2)
             even = np.linspace(0, most, shape[0]).astype(np.int64)[1:-1]
@@ -260,8 +263,8 @@ class DrawnInputs:
         factor, blocks = f"{stem}_scale", f"{stem}_block_scale"
         array, shape = self.inputs[name], self.problem.inputs[factor].shape
         if blocks in self.inputs:
-            array = array / expand_blocks(self.inputs[blocks], array.shape)
-        spec, inputs = self.problem.specs[name], self.problem.inputs
+            array = array / repeat_block_numbers(self.inputs[blocks], array.shape)
+        spec, inputs = self.problem.input_specs[name], self.problem.inputs
         spread = tuple(axis for axis, length in enumerate(shape) if length == 1)
         largest = np.abs(array).max(axis=-1).max(axis=spread, keepdims=True, initial=1e-9)
         most = _MAX_SHARE_OF_CODE_RANGE * largest_number(dtype_of_input(spec, inputs, options, ""))
@@ -273,7 +276,7 @@ class DrawnInputs:
         inputs, random = self.inputs, self.random
         if "cu_seqlens_k" in inputs and "key_lengths" in inputs:
             inputs["key_lengths"] = np.minimum(inputs["key_lengths"], np.diff(inputs["cu_seqlens_k"]))
-        if OPERATIONS[self.problem.operation].has_parts:
+        if OPERATIONS[self.problem.operation].merges_parts:
             self._draw_parts()
         can_be_poisoned = "poison" in OPERATIONS[self.problem.operation].options and "key_scale" not in inputs
         if can_be_poisoned and "key_lengths" in inputs and random.rand() < 0.3:
@@ -292,7 +295,7 @@ class DrawnInputs:
             parts, *outer, width = outputs.shape
             keys = parts * int(random.randint(1, 5))
             shapes = [(*outer, 8), (*outer[:-1], keys, 8), (*outer[:-1], keys, width)]
-            query, key, value = REGIMES[self.problem.regime](random, *shapes)
+            query, key, value = REGIMES[self.problem.drawing_regime](random, *shapes)
             edges = np.array([0, *np.sort(random.randint(0, keys + 1, parts - 1)), keys])
             merged = [
                 numpy_backend.attention(query, key[:, :, begin:end], value[:, :, begin:end])
@@ -368,7 +371,9 @@ class DrawnInputs:
         elif form == "of buckets":
             both, buckets = bool(random.rand() < 0.5), int(random.choice([4, 8, 32]))
             distance = self._key_distances(queries, keys)
-            buckets_of_keys = relative_buckets(distance, buckets, int(random.choice([16, 128])), bidirectional=both)
+            buckets_of_keys = find_relative_buckets(
+                distance, buckets, int(random.choice([16, 128])), bidirectional=both
+            )
             numbers = np.moveaxis(random.randn(buckets, heads)[buckets_of_keys], -1, 0)
         return np.ascontiguousarray(np.broadcast_to(numbers, shape))
 

@@ -198,7 +198,7 @@ class SearchFinding:
             return False
         if self.has_nonfinite and not has_nonfinite(problem):
             return False
-        lengths = problem.lengths
+        lengths = problem.axis_lengths
         return all(lengths.get(letter, 0) >= length for letter, length in self.lengths.items())
 
     @property
@@ -357,10 +357,10 @@ def _is_bitwise_equal(first: Array, second: Array) -> bool:
 
 
 def _input_yaml(problem: Problem, name: str) -> dict[str, Any]:
-    array, spec = problem.inputs[name], problem.specs[name]
+    array, spec = problem.inputs[name], problem.input_specs[name]
     first = array.ravel()[:1]
     if not array.size or (
-        array.size > 4 and not spec.whole and array.tobytes() == np.full_like(array, first).tobytes()
+        array.size > 4 and not spec.is_count and array.tobytes() == np.full_like(array, first).tobytes()
     ):
         constant = _shortest_number(problem, name, float(first[0])) if array.size else 0
         return {"constant": constant, "shape": list(array.shape)}
@@ -375,10 +375,10 @@ def _nested_lists(problem: Problem, name: str, array: Array) -> Any:
 
 def _shortest_number(problem: Problem, name: str, value: float) -> float | int:
     """Return the number with the fewest digits that rounds to this one in its dtype."""
-    spec = problem.specs[name]
-    if not math.isfinite(value) or spec.boolean or spec.whole or spec.is_narrow:
+    spec = problem.input_specs[name]
+    if not math.isfinite(value) or spec.is_boolean or spec.is_count or spec.is_narrow:
         return _integer_if_whole(value)
-    dtype = statistics_dtype(problem.dtype) if spec.statistics else problem.dtype
+    dtype = statistics_dtype(problem.dtype) if spec.is_row_statistic else problem.dtype
     for digits in range(1, 17):
         short = float(f"{value:.{digits}g}")
         if abs(short) <= largest_number(dtype) and float(round_to(np.array(short), dtype)) == value:

@@ -21,7 +21,7 @@ from attncheck.asking.engine import Engine
 from attncheck.common.errors import CaseError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.reading.case import Case, case_record
+from attncheck.reading.case import Case, make_case_record
 from attncheck.reading.model import TagEntry
 from attncheck.reading.problem import Problem
 from attncheck.reports.failure_patterns import FailurePattern, candidate_patterns, evaluate_feature_parts
@@ -119,7 +119,7 @@ class _HintCheck:
             except (ValueError, KeyError, IndexError):
                 continue
             problem = simpler if all(held) else problem
-        plain = replace(problem, memory_layout={}, regime="normal", special="", supports_statistics=False)
+        plain = replace(problem, memory_layout={}, drawing_regime="normal", special_value="", supports_statistics=False)
         drawn = draw_numbers(plain, np.random.RandomState(1))
         answer = self._run_and_judge(drawn)
         return answer is not None and symptom_of(answer) is not None
@@ -136,7 +136,7 @@ class _HintCheck:
         """Return for each problem which parts of the feature it has."""
         records = [
             {
-                **case_record(self.case, {}),
+                **make_case_record(self.case, {}),
                 "options": {key: list(of) if isinstance(of, tuple) else of for key, of in problem.options.items()},
                 "inputs": {name: list(array.shape) for name, array in problem.inputs.items()},
                 "memory_layout": dict(problem.memory_layout),
@@ -154,15 +154,15 @@ def _single_changes(problem: Problem, case: Case) -> Iterator[Problem]:
     for group in removable_groups(problem):
         yield drop_options_and_inputs(problem, group)
     for letter in cuttable_axes(problem):
-        for length in _nearby_lengths(position_count(problem, letter), problem.lengths):
+        for length in _nearby_lengths(position_count(problem, letter), problem.axis_lengths):
             kept = {letter: np.arange(length) % position_count(problem, letter)}
             try:
                 changed = clip_counts_to_lengths(keep_positions(problem, kept))
-                changed.lengths  # noqa: B018 # raises if axes no longer fit together
+                changed.axis_lengths  # noqa: B018 # raises if axes no longer fit together
             except (ValueError, KeyError, IndexError):
                 continue
             yield changed
-    if "mask" in problem.specs and "mask" not in problem.inputs:
+    if "mask" in problem.input_specs and "mask" not in problem.inputs:
         yield replace(problem, inputs={**problem.inputs, "mask": np.ones((1, 1, 1, 1), np.bool_)})
     for dtype in case.dtypes:
         if dtype != problem.dtype:

@@ -63,10 +63,10 @@ def _checked_array(name: str, value: Any, specs: Mapping[str, InputSpec]) -> Arr
     except (TypeError, ValueError) as error:
         raise UsageError(f"inputs: {name}: {error}") from None
     kind, spec = array.dtype.kind, specs[name]
-    if spec.boolean and kind != "b":
+    if spec.is_boolean and kind != "b":
         added = "; numbers that are added to the scores are the input bias" if "bias" in specs else ""
         raise UsageError(f"inputs: {name}: expected booleans, true where a query may attend; got {array.dtype}{added}")
-    if spec.whole and kind not in "iu":
+    if spec.is_count and kind not in "iu":
         raise UsageError(f"inputs: {name}: expected whole numbers; got {array.dtype}")
     if spec.is_number and kind in "bcUSO":
         raise UsageError(f"inputs: {name}: expected real numbers; got {array.dtype}")
@@ -78,7 +78,7 @@ def _dtype_of_call(arrays: Mapping[str, Array], specs: Mapping[str, InputSpec]) 
     dtypes = {
         name: str(array.dtype)
         for name, array in arrays.items()
-        if specs[name].is_number and not (specs[name].statistics or specs[name].is_narrow)
+        if specs[name].is_number and not (specs[name].is_row_statistic or specs[name].is_narrow)
     }
     if len(set(dtypes.values())) != 1:
         shown = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())

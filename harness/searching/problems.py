@@ -17,11 +17,11 @@ import numpy as np
 
 from attncheck.backends import numpy_backend
 from attncheck.execution.operations import run_operation
-from attncheck.reading.lowering import Array, check_code_shapes, expand_blocks
+from attncheck.reading.lowering import Array, check_code_shapes, repeat_block_numbers
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import (
     ShapeFault,
-    multi_slice_axes,
+    find_multi_slice_axes,
     unsupported_layout_reason,
 )
 from attncheck.searching.concrete import FeatureCounts, count_elements, input_axes
@@ -34,7 +34,7 @@ from attncheck.spec import (
     OPERATIONS_PER_HEAD,
     OPTIONS,
     QUERY_KEY_VALUE,
-    REQUESTED_BY,
+    REQUESTERS_OF_STAGE,
     SCALE_PREFIX,
     SCORE_SPECS,
     InputSpec,
@@ -101,7 +101,7 @@ def _kind_weight(kind: ProblemKind) -> int:
 def _draw_share_by_name() -> Mapping[str, float]:
     """Return how often an operation that has an option or input is drawn with it."""
     counts = Counter(name for operation in OPERATIONS.values() for name in (*operation.options, *operation.inputs))
-    masked = REQUESTED_BY["masked"] | REQUESTED_BY["biased"]
+    masked = REQUESTERS_OF_STAGE["masked"] | REQUESTERS_OF_STAGE["biased"]
     return {
         name: max(_MASK_OPTION_SHARE if name in masked else _OPTION_SHARE, 1 / (1 + n)) for name, n in counts.items()
     }
@@ -153,15 +153,15 @@ def draw_problem_outline(
         options,
         {name: _constant_array(specs[name], options, lengths, random) for name in names},
         dtype,
-        regime=choose_item(random, _REGIMES),
+        drawing_regime=choose_item(random, _REGIMES),
     )
     try:
-        problem.lengths  # noqa: B018 # raises if inputs do not fit together
+        problem.axis_lengths  # noqa: B018 # raises if inputs do not fit together
         check_code_shapes(options, {name: array.shape for name, array in problem.inputs.items()})
     except ShapeFault:  # too narrow for a pair to be rotated, for instance
         return None
     is_zero = any(value == 0 for value in options.values() if isinstance(value, float))  # then all scores are equal
-    return replace(problem, supports_statistics=problem.regime in NOISE_LIKE_REGIMES and not is_zero)
+    return replace(problem, supports_statistics=problem.drawing_regime in NOISE_LIKE_REGIMES and not is_zero)
 
 
 _REGIMES = tuple(REGIMES)
@@ -171,8 +171,8 @@ def _draw_inputs(specs: Mapping[str, InputSpec], possible_names: Sequence[str], 
     """Draw which inputs the problem has; an input that needs another one requires it, or comes in a pair with it."""
     drawn = {name for name, spec in specs.items() if spec.required}
     for name in possible_names:
-        needed = specs[name].needs
-        is_pair = needed is not None and specs[needed].needs == name
+        needed = specs[name].required_input
+        is_pair = needed is not None and specs[needed].required_input == name
         if name in drawn or (needed is not None and not is_pair and needed not in drawn):
             continue
         is_first = not is_pair or list(specs).index(name) < list(specs).index(str(needed))
@@ -190,15 +190,19 @@ def _drop_unused(
 ) -> tuple[dict[str, Any], list[str]]:
     """Leave out options and inputs that only modify another option or input, if that is absent."""
     present = {*names, *options}
-    kept = [name for name in names if not specs[name].with_one_of or not present.isdisjoint(specs[name].with_one_of)]
+    kept = [
+        name for name in names if not specs[name].requires_one_of or not present.isdisjoint(specs[name].requires_one_of)
+    ]
     present = {*kept, *options}
     used_options = {}
     for name, value in options.items():
         spec = OPTIONS[name]
-        if spec.needs in (None, *present) and (not spec.with_one_of or not present.isdisjoint(spec.with_one_of)):
+        if spec.required_input in (None, *present) and (
+            not spec.requires_one_of or not present.isdisjoint(spec.requires_one_of)
+        ):
             used_options[name] = value
     for name in kept:
-        used_options.pop(specs[name].instead_of or "", None)
+        used_options.pop(specs[name].replaced_option or "", None)
     return used_options, kept
 
 
@@ -207,7 +211,7 @@ def _draw_option_value(name: str, random: Random) -> Any:
     if spec.type is bool:
         return True
     if spec.type is float:
-        number = choose_item(random, spec.usual) * (random.uniform(0.5, 1.5) if random.rand() < 0.5 else 1)
+        number = choose_item(random, spec.typical_values) * (random.uniform(0.5, 1.5) if random.rand() < 0.5 else 1)
         return float(np.float32(number))
     if get_origin(spec.type) is tuple:  # a window
         before, after = (None if random.rand() < 0.3 else int(random.randint(0, 9)) for _ in range(2))
@@ -223,9 +227,9 @@ def _constant_array(spec: InputSpec, options: Mapping[str, Any], lengths: Mappin
         for letter in axis.split("*"):
             length *= lengths[letter]
         shape.append(length)
-    if spec.broadcast and random.rand() >= _FULL_SIZE_SHARE:
+    if spec.is_broadcastable and random.rand() >= _FULL_SIZE_SHARE:
         shape = [length if random.rand() < 0.6 else 1 for length in shape]
-    zero = np.zeros((), bool if spec.boolean else np.int64 if spec.whole else np.float64)
+    zero = np.zeros((), bool if spec.is_boolean else np.int64 if spec.is_count else np.float64)
     return np.broadcast_to(zero, tuple(shape))
 
 
@@ -281,8 +285,8 @@ def _intermediate_arrays(problem: Problem) -> Iterator[Array]:
             codes = np.abs(problem.inputs[name].astype(np.float64))
             zeros = np.abs(problem.inputs.get(f"{stem}_zero", np.zeros((1,) * codes.ndim)).astype(np.float64))
             is_per_block = problem.inputs[f"{stem}_block_scale"].astype(np.float64)
-            yield (codes + expand_blocks(zeros, codes.shape)) * expand_blocks(is_per_block, codes.shape)
-    if operation.has_gradients:
+            yield (codes + repeat_block_numbers(zeros, codes.shape)) * repeat_block_numbers(is_per_block, codes.shape)
+    if operation.computes_gradients:
         per_head = {
             name: array for name, array in lowered.inputs.items() if name in OPERATIONS[OPERATIONS_PER_HEAD[0]].inputs
         }
@@ -300,9 +304,9 @@ def _stage_arrays(problem: Problem) -> Iterator[Array]:
 
 def _projection_outputs(problem: Problem) -> Iterator[Array]:
     """Yield the outputs of layers of weights, and intermediate arrays if latent vectors are keys themselves."""
-    specs, inputs = problem.specs, problem.inputs
+    specs, inputs = problem.input_specs, problem.inputs
     for weight, spec in specs.items():
-        if weight in inputs and len(spec.axes) == 2 and not spec.whole:
+        if weight in inputs and len(spec.axes) == 2 and not spec.is_count:
             operands = (name for name in inputs if specs[name].axes[-1] == spec.axes[0] and len(specs[name].axes) > 2)
             yield from (inputs[name] @ inputs[weight] for name in operands)
     if "latent" in inputs:
@@ -393,14 +397,14 @@ class ProblemSource:
 def draw_numbers(problem: Problem, random: Random) -> Problem:
     """Return an outlined problem with its numbers, rounded to its dtype."""
     drawing = DrawnInputs(problem, random)
-    inputs, specs, layout = dict(drawing.inputs), problem.specs, dict(problem.memory_layout)
-    is_generic = problem.supports_statistics and drawing.has_noise_like_errors and not problem.special
-    if problem.special:
-        kind, _, name = problem.special.partition(" in ")
+    inputs, specs, layout = dict(drawing.inputs), problem.input_specs, dict(problem.memory_layout)
+    is_generic = problem.supports_statistics and drawing.has_noise_like_errors and not problem.special_value
+    if problem.special_value:
+        kind, _, name = problem.special_value.partition(" in ")
         inputs[name] = _SPECIAL_VALUES[kind](inputs[name].copy(), problem.dtype, random)
     for name, kind_of_layout in layout.items():
         if kind_of_layout == "broadcast":  # which needs equal slices
-            axis = choose_item(random, multi_slice_axes(inputs[name].shape))
+            axis = choose_item(random, find_multi_slice_axes(inputs[name].shape))
             inputs[name] = np.broadcast_to(inputs[name].take([0], axis), inputs[name].shape).copy()
             is_generic = False
     exact = {
@@ -411,20 +415,24 @@ def draw_numbers(problem: Problem, random: Random) -> Problem:
 
 
 def _numeric_input_names(problem: Problem) -> list[str]:
-    return [name for name in problem.inputs if problem.specs[name].is_number]
+    return [name for name in problem.inputs if problem.input_specs[name].is_number]
 
 
 def _choose_special_values(problem: Problem, random: Random) -> Problem:
     """Mark one input of few problems for special values: zeros, ties, the ends of the range, NaN and infinity."""
     if random.rand() >= _SPECIAL_VALUES_SHARE:
         return problem
-    specs = problem.specs
-    plain = [name for name in _numeric_input_names(problem) if not (specs[name].statistics or specs[name].is_narrow)]
+    input_specs = problem.input_specs
+    plain = [
+        name
+        for name in _numeric_input_names(problem)
+        if not (input_specs[name].is_row_statistic or input_specs[name].is_narrow)
+    ]
     if not plain:
         return problem
     name, kind = choose_item(random, plain), choose_item(random, tuple(_SPECIAL_VALUES))
     stand_in = np.broadcast_to(np.float64(_NONFINITE_STAND_INS.get(kind, 0.0)), problem.inputs[name].shape)
-    return replace(problem, inputs={**problem.inputs, name: stand_in}, special=f"{kind} in {name}")
+    return replace(problem, inputs={**problem.inputs, name: stand_in}, special_value=f"{kind} in {name}")
 
 
 def _choose_memory_layout(problem: Problem, random: Random) -> Problem:
@@ -439,7 +447,7 @@ def _choose_memory_layout(problem: Problem, random: Random) -> Problem:
             for kind in MEMORY_LAYOUTS
             if kind not in _UNDRAWN_LAYOUTS and not unsupported_layout_reason(kind, shape)
         ]
-        possible = [kind for kind in possible if kind != "broadcast" or multi_slice_axes(shape)]
+        possible = [kind for kind in possible if kind != "broadcast" or find_multi_slice_axes(shape)]
         if random.rand() < 0.5:
             layout[name] = choose_item(random, possible)
     return replace(problem, memory_layout=layout)

@@ -87,9 +87,9 @@ def reduce_problem(
     Example:
         >>> arrays = {name: np.ones((2, 3, 5, 4)) for name in ("query", "key", "value")}
         >>> problem = Problem("attention", {"is_causal": True, "scale": 0.7}, arrays, "float64")
-        >>> fails = lambda simpler: simpler.lengths["Lk"] > 2 and "scale" in simpler.options
+        >>> fails = lambda simpler: simpler.axis_lengths["Lk"] > 2 and "scale" in simpler.options
         >>> reduction = reduce_problem(problem, fails)
-        >>> reduction.problem.lengths["Lk"], reduction.problem.lengths["Lq"], reduction.problem.options
+        >>> reduction.problem.axis_lengths["Lk"], reduction.problem.axis_lengths["Lq"], reduction.problem.options
         (3, 1, {'scale': 0.0})
     """
     attempts = Attempts(problem, fails, tries, time.monotonic() + seconds)
@@ -125,9 +125,9 @@ def removable_groups(problem: Problem) -> Iterator[set[str]]:
     for name in problem.options:
         if name not in ("heads", "score"):
             yield {name}
-    specs = problem.specs
+    specs = problem.input_specs
     for name in optional_inputs(problem):
-        yield {name, *(dependent for dependent in optional_inputs(problem) if specs[dependent].needs == name)}
+        yield {name, *(dependent for dependent in optional_inputs(problem) if specs[dependent].required_input == name)}
     if "rotary_cos" in problem.inputs:
         yield {"rotary_cos", "rotary_sin", "rotary_interleaved", "norm_after_rotation"}
 
@@ -137,7 +137,7 @@ def drop_options_and_inputs(problem: Problem, names: set[str]) -> Problem:
     kept = {name: array for name, array in problem.inputs.items() if name not in names}
     if "past_key" in problem.inputs and "past_key" not in kept:  # inputs along all keys lose the keys of the past
         past = problem.inputs["past_key"].shape[-2]
-        keys = np.arange(past, problem.lengths["T"])
+        keys = np.arange(past, problem.axis_lengths["T"])
         both = {name: problem.inputs[name] for name in ("past_key", "past_value")}
         whole = keep_positions(replace(problem, inputs=kept | both), {"T": keys})
         kept = {name: array for name, array in whole.inputs.items() if name not in names}
@@ -163,14 +163,14 @@ def _cut_equal_axes(attempts: Attempts) -> None:
     letters = _axes_in_cut_order(attempts.failing_problem)
     for position, first in enumerate(letters):
         for second in letters[position + 1 :]:
-            lengths = attempts.failing_problem.lengths
+            lengths = attempts.failing_problem.axis_lengths
             if first in lengths and lengths[first] == lengths.get(second, 0) > 1 and not {first, second} & {"H", "Hkv"}:
                 _bisect_axis_length(attempts, (first, second))
 
 
 def _cut_axes(attempts: Attempts) -> None:
     for letter in _axes_in_cut_order(attempts.failing_problem):
-        if letter in attempts.failing_problem.lengths:
+        if letter in attempts.failing_problem.axis_lengths:
             _cut_axis(attempts, letter)
 
 
@@ -275,7 +275,7 @@ def cuttable_axes(problem: Problem) -> list[str]:
     letters = dict.fromkeys(
         letter
         for name in problem.inputs
-        for axis in input_axes(problem.specs[name], problem.options)
+        for axis in input_axes(problem.input_specs[name], problem.options)
         for letter in axis.split("*")
     )
     cuttable = [letter for letter in letters if letter != "T" or "Lk" not in letters]
@@ -290,7 +290,7 @@ def position_count(problem: Problem, letter: str) -> int:
         >>> [position_count(Problem("attention", {}, arrays), letter) for letter in ("H", "Hkv")]
         [3, 2]
     """
-    lengths = problem.lengths
+    lengths = problem.axis_lengths
     return lengths[letter] // lengths["Hkv"] if letter == "H" and "Hkv" in lengths else lengths[letter]
 
 
@@ -305,7 +305,7 @@ def keep_positions(problem: Problem, kept: KeptPositions) -> Problem:
         >>> one_head.inputs["query"].shape, one_head.inputs["key"].shape
         ((1, 3, 2, 4), (1, 1, 2, 4))
     """
-    lengths = problem.lengths
+    lengths = problem.axis_lengths
     whole = dict(_add_head_positions(problem, dict(kept)))
     if "T" in lengths and "T" not in whole and whole.keys() & {"P", "Lk"}:
         past = whole.get("P", np.arange(lengths.get("P", 0)))
@@ -321,7 +321,7 @@ def keep_positions(problem: Problem, kept: KeptPositions) -> Problem:
 
 def _add_head_positions(problem: Problem, kept: dict[str, NDArray[np.intp]]) -> dict[str, NDArray[np.intp]]:
     """Add the positions of query heads: each head of keys and values keeps the same number of query heads."""
-    lengths = problem.lengths
+    lengths = problem.axis_lengths
     if "Hkv" not in lengths or "H" not in lengths:
         return kept
     group = lengths["H"] // lengths["Hkv"]
@@ -333,12 +333,12 @@ def _add_head_positions(problem: Problem, kept: dict[str, NDArray[np.intp]]) -> 
 
 
 def _cut_input_array(problem: Problem, name: str, array: Array, kept: KeptPositions) -> Array:
-    spec, lengths = problem.specs[name], problem.lengths
-    if array.dtype.kind in "iu" and spec.at_most in kept:
-        array = np.searchsorted(kept[spec.at_most], array).astype(np.int64)
-    for position, axis in enumerate(input_axes(problem.specs[name], problem.options)):
+    spec, lengths = problem.input_specs[name], problem.axis_lengths
+    if array.dtype.kind in "iu" and spec.max_value_axis in kept:
+        array = np.searchsorted(kept[spec.max_value_axis], array).astype(np.int64)
+    for position, axis in enumerate(input_axes(problem.input_specs[name], problem.options)):
         parts = axis.split("*")
-        if not kept.keys() & set(parts) or (spec.broadcast and array.shape[position] == 1):
+        if not kept.keys() & set(parts) or (spec.is_broadcastable and array.shape[position] == 1):
             continue
         array = array.take(_combined_positions(parts, kept, lengths), position)
     return array
@@ -359,7 +359,7 @@ def drop_sequence(problem: Problem, number: int) -> Problem:
     kept = {}
     for name, letter in (("cu_seqlens_q", "Lq"), ("cu_seqlens_k", "Lk")):
         begin, end = problem.inputs[name][number : number + 2]
-        kept[letter] = np.delete(np.arange(problem.lengths[letter]), np.s_[int(begin) : int(end)])
+        kept[letter] = np.delete(np.arange(problem.axis_lengths[letter]), np.s_[int(begin) : int(end)])
     lengths = problem.inputs.get("key_lengths")
     shorter = keep_positions(problem.without_input("key_lengths"), kept)
     inputs = {**shorter.inputs}
@@ -372,11 +372,11 @@ def drop_sequence(problem: Problem, number: int) -> Problem:
 
 def clip_counts_to_lengths(problem: Problem) -> Problem:
     """Limit counts to the lengths of the axes that they count."""
-    lengths, inputs = problem.lengths, dict(problem.inputs)
+    lengths, inputs = problem.axis_lengths, dict(problem.inputs)
     for name, array in inputs.items():
-        spec: InputSpec = problem.specs[name]
-        if spec.whole and spec.at_most in lengths:
-            inputs[name] = np.minimum(array, lengths[spec.at_most])
+        spec: InputSpec = problem.input_specs[name]
+        if spec.is_count and spec.max_value_axis in lengths:
+            inputs[name] = np.minimum(array, lengths[spec.max_value_axis])
     return replace(problem, inputs=inputs)
 
 
@@ -398,16 +398,18 @@ def simplify_options(attempts: Attempts) -> None:
 def _simpler_option_values(spec: OptionSpec) -> Sequence[Any]:
     if get_origin(spec.type) is tuple:
         return _SIMPLE_WINDOWS
-    return [number for number in _SIMPLE_NUMBERS if number > 0 or not spec.positive] if spec.type is float else ()
+    return (
+        [number for number in _SIMPLE_NUMBERS if number > 0 or not spec.must_be_positive] if spec.type is float else ()
+    )
 
 
 def simplify_masks(attempts: Attempts) -> None:
     """Broadcast masks and biases along axes, and allow more keys."""
     for name in list(optional_inputs(attempts.failing_problem)):
-        if attempts.failing_problem.specs[name].broadcast:
+        if attempts.failing_problem.input_specs[name].is_broadcastable:
             for axis in range(attempts.failing_problem.inputs[name].ndim):
                 attempts.try_change(partial(_keep_first_slice, name=name, axis=axis))
-        if attempts.failing_problem.specs[name].boolean:
+        if attempts.failing_problem.input_specs[name].is_boolean:
             _replace_parts(attempts, name, lambda part: np.ones_like(part))
 
 
@@ -418,15 +420,15 @@ def _keep_first_slice(problem: Problem, name: str, axis: int) -> Problem:
 def simplify_counts(attempts: Attempts) -> None:
     """Set all numbers of an optional input of counts to 0 or 1."""
     for name, array in list(attempts.failing_problem.inputs.items()):
-        spec = attempts.failing_problem.specs[name]
-        if spec.whole and not spec.required:
+        spec = attempts.failing_problem.input_specs[name]
+        if spec.is_count and not spec.required:
             for number in (0, 1):
                 attempts.try_change(partial(_replace_input, name=name, array=np.full_like(array, number)))
 
 
 def simplify_numbers(attempts: Attempts) -> None:
     """Round whole arrays, to the simplest numbers first; then parts of arrays, and single numbers."""
-    names = [name for name in attempts.failing_problem.inputs if attempts.failing_problem.specs[name].is_number]
+    names = [name for name in attempts.failing_problem.inputs if attempts.failing_problem.input_specs[name].is_number]
     for rounding in _SIMPLER_ROUNDINGS:
         attempts.try_change(partial(_round_inputs, names=names, rounding=rounding))
     for name in names:
@@ -478,10 +480,10 @@ def _round_input(problem: Problem, name: str, rounding: Callable[[Array], Array]
 
 def _replace_input(problem: Problem, name: str, array: Array) -> Problem:
     """Replace an input, rounded to the format in which it is stored; statistics no longer apply to numbers."""
-    spec = problem.specs[name]
+    spec = problem.input_specs[name]
     if spec.is_number:
         numbers = {name: np.asarray(array, np.float64)}
-        array = round_to_stored(numbers, problem.specs, problem.options, problem.dtype)[name].astype(np.float64)
+        array = round_to_stored(numbers, problem.input_specs, problem.options, problem.dtype)[name].astype(np.float64)
     layout = {key: kind for key, kind in problem.memory_layout.items() if key != name or kind != "broadcast"}
     return replace(
         problem,

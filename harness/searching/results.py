@@ -19,8 +19,8 @@ from attncheck.common.wording import count_noun
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.executors.base import ResultRecorder
-from attncheck.judging.xfail import ExpectedFailureRecord, blank_row
-from attncheck.reading.case import Case, case_record
+from attncheck.judging.xfail import ExpectedFailureRecord, make_blank_row
+from attncheck.reading.case import Case, make_case_record
 from attncheck.results.coverage import RequestedRun
 from attncheck.results.format import Row
 from attncheck.results.writer import ResultsWriter
@@ -52,7 +52,7 @@ class ProbeResults:
 
     def add_evaluation(self, case: Case, rows: Sequence[Row]) -> None:
         """Write the rows of one evaluation."""
-        self._cases[case.id] = case_record(case, {})
+        self._cases[case.id] = make_case_record(case, {})
         self.recorder.evaluations += 1
         self.recorder.add_rows(rows)
 
@@ -118,7 +118,7 @@ class SearchResults:
             except AttncheckError:  # the user removed the file
                 continue
             row = replace(
-                blank_row(case, finding.dtype),
+                make_blank_row(case, finding.dtype),
                 implementation=self.folder.implementation,
                 stage=finding.symptom.stage,
                 verdict=Verdict(finding.symptom.verdict),

@@ -51,7 +51,7 @@ from attncheck.common.progress import format_duration
 from attncheck.common.wording import count_noun, format_element
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.reading.case import Case, case_record
+from attncheck.reading.case import Case, make_case_record
 from attncheck.reading.problem import Problem
 from attncheck.reports.one_failure import failure_of_rows
 from attncheck.results.format import FAILURE_NUMBERS
@@ -330,13 +330,13 @@ class Search:
         path = self.folder.path / case_file_name(symptom, problem, identity)
         write_case(problem, path, case_title(symptom, problem, name), f"{self.request.found_by}, problem {number}")
         self.results.add_finding(path, answer)
-        failure = failure_of_rows(answer.rows, case_record(answer.case, {}), diagnosis=answer.diagnosis)
+        failure = failure_of_rows(answer.rows, make_case_record(answer.case, {}), diagnosis=answer.diagnosis)
         return SearchFinding(
             symptom,
             operation_and_score(problem),
             problem.dtype,
             tuple(sorted(required_features(problem))),
-            dict(problem.lengths),
+            dict(problem.axis_lengths),
             {input_name: array.shape for input_name, array in problem.inputs.items()},
             number,
             reduced.tries if reduced else 0,
@@ -415,7 +415,7 @@ def reduce_case(
     subject = ProblemSubject(implementation, Engine(limits, expected_failures=()))
     try:
         problem = concrete_problem(case, dtype)
-        wanted = subject.symptom(problem)  # the first call of a worker is a call in a new process
+        wanted = subject.run_for_symptom(problem)  # the first call of a worker is a call in a new process
         if wanted is None:  # its numbers are not the cause of the failure
             return ReducedCase(plain, problem, problem)
         reduced = reduce_problem(

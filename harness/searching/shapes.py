@@ -76,9 +76,9 @@ def max_scores(operation: Operation, axes: frozenset[str], default_limit: int) -
         >>> [max_scores(OPERATIONS[name], frozenset(), 1 << 20) for name in names]
         [1048576, 16384]
     """
-    if axes & {"A", "N"} or (operation.has_gradients and operation.is_lowered):
+    if axes & {"A", "N"} or (operation.computes_gradients and operation.is_lowered):
         return min(default_limit, _MAX_SCORES_OF_COSTLY)
-    return min(default_limit, _MAX_SCORES_OF_GRADIENTS) if operation.has_gradients else default_limit
+    return min(default_limit, _MAX_SCORES_OF_GRADIENTS) if operation.computes_gradients else default_limit
 
 
 EDGE_LENGTHS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)

@@ -50,11 +50,11 @@ def command_words_of(implementation: str, again: Mapping[str, Sequence[str]]) ->
 
 def case_command(name: str, case: Mapping[str, Any], implementation: Sequence[str], dtype: str) -> str:
     """Return a command about one case, by its record, on an implementation, by the words of ``command_words_of``."""
-    from attncheck.reading.selection import case_address  # what reads cases is loaded where a command is printed
+    from attncheck.reading.selection import format_case_address  # what reads cases is loaded where a command is printed
 
     target, *options = implementation
     words = [
-        _protect_leading_dash(case_address(case["id"], case.get("path", ""))),
+        _protect_leading_dash(format_case_address(case["id"], case.get("path", ""))),
         _protect_leading_dash(target),
         "--dtype",
         dtype,

@@ -13,7 +13,7 @@ from attncheck.common.errors import ExitCode
 from attncheck.common.wording import format_element, format_judged_rows, format_ratio, truncate_list
 from attncheck.judging.compare import MeasuredErrors
 from attncheck.judging.judge_stages import StageJudgement
-from attncheck.reading.case import Case, case_record
+from attncheck.reading.case import Case, make_case_record
 from attncheck.reading.model import TagEntry
 from attncheck.reading.shapes import format_shape
 from attncheck.reports.document_model import Table, Text
@@ -202,14 +202,18 @@ def _worst_element_lines(judgement: StageJudgement, answer: Answer) -> list[str]
     if judgement.error is not None and judgement.bound is not None:
         label = ", ill-conditioned" if judgement.bound > abs(judgement.exact) else ""
         conditions = answer.conditioning.get(judgement.stage)
-        condition = f", condition {conditions.of(judgement.bound, judgement.exact):.3g}{label}" if conditions else ""
+        condition = (
+            f", condition {conditions.condition_number(judgement.bound, judgement.exact):.3g}{label}"
+            if conditions
+            else ""
+        )
         lines.append(f"  error     {judgement.error:.4g}, bound {judgement.bound:.4g}{condition}")
     return lines
 
 
 def to_case_record(case: Case) -> CaseRecord:
     """Return a case's names, shapes and options."""
-    return CaseRecord.derive(case_record(case, {}))
+    return CaseRecord.derive(make_case_record(case, {}))
 
 
 def explanation_document(answer: Answer, code: ExitCode, commands: Sequence[str]) -> ExplanationDocument:
@@ -228,7 +232,7 @@ def explanation_document(answer: Answer, code: ExitCode, commands: Sequence[str]
 
 def answer_failure(answer: Answer, commands: Sequence[str]) -> Failure | None:
     """Return the failure of an answer; None if nothing is wrong, or if that was expected."""
-    return failure_of_rows(answer.rows, case_record(answer.case, {}), commands, answer.diagnosis)
+    return failure_of_rows(answer.rows, make_case_record(answer.case, {}), commands, answer.diagnosis)
 
 
 def answer_verdict(answer: Answer) -> str:

@@ -21,7 +21,7 @@ from attncheck.common.wording import format_judged_rows
 from attncheck.judging.judge import exact_values_of_whole_stages
 from attncheck.judging.judge_numbers import judge_numbers
 from attncheck.judging.truth import Truth, truth_of_case
-from attncheck.reading.case import Case, ExpectedStage, case_record
+from attncheck.reading.case import Case, ExpectedStage, make_case_record
 from attncheck.reading.inputs import RoundedInputs, make_inputs
 from attncheck.reading.model import TagEntry
 from attncheck.reports import panels
@@ -76,7 +76,7 @@ def evaluate_case(case: Case, dtype: str, stages: Collection[str] = ()) -> Evalu
     truth = truth_of_case(case, inputs)
     exact = dict(exact_values_of_whole_stages(truth))
     in_columns = any(expected.transpose for expected in case.expected)
-    numbers = {} if truth.outside else _compare_printed_numbers(case, inputs, truth, exact, stages)
+    numbers = {} if truth.no_answer_reason else _compare_printed_numbers(case, inputs, truth, exact, stages)
     printed = {
         case.expected[number].name: {
             row.index: str(row.reference_text)
@@ -87,16 +87,17 @@ def evaluate_case(case: Case, dtype: str, stages: Collection[str] = ()) -> Evalu
         if case.expected[number].basis == "printed"
     }
     kept = panels.KeptCase(inputs.arrays, exact)
-    drawings = panels.make_drawings(case_record(case, {}), kept, in_columns=in_columns, printed=printed)
-    rows = len(truth.judged.query_rows) if truth.judged.query_rows is not None else 0
+    drawings = panels.make_drawings(make_case_record(case, {}), kept, in_columns=in_columns, printed=printed)
+    judged = truth.judged_problem
+    rows = 0 if judged.judged_rows is None else len(judged.judged_rows)
     return EvaluatedCase(
         case=case,
         dtype=dtype,
         drawings=_select_drawings(drawings, stages),
         numbers=numbers,
-        outside=truth.outside,
+        outside=truth.no_answer_reason,
         undefined=truth.undefined.elements.reason if truth.undefined.elements else "",
-        sampled=f"{format_judged_rows(rows, count_queries(truth.judged.problem.inputs))}; they stand for all"
+        sampled=f"{format_judged_rows(rows, count_queries(judged.problem_without_layout.inputs))}; they stand for all"
         if rows
         else "",
         inputs={name: array for name, array in inputs.arrays.items() if not stages or name in stages},

@@ -16,7 +16,7 @@
 
 The constants are allowances for what libraries do (docs/numerics.md, section 3). A kernel that gives up more for speed
 declares it part by part: "fused with tanh 2^-11 and sums float16" is a class as well (``PARTS``), and so are the
-``PRESETS``.
+``ROUNDING_PRESETS``.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from attncheck.spec.rounding import (
     FORMATS,
     GRIDS,
     SCALE_FORMATS,
+    CodeGrid,
     Format,
-    Grid,
     Quantization,
     RoundingModel,
     SumRounding,
@@ -56,41 +56,43 @@ def rounding_model_named(rounding_model: str, dtype: str) -> RoundingModel:
     """
     if dtype not in FORMATS:
         raise ValueError(f"dtype: one of {', '.join(FORMATS)}, not {dtype}")
-    text = PRESETS[rounding_model].parts if rounding_model in PRESETS else rounding_model
-    if WITH in text:
+    text = ROUNDING_PRESETS[rounding_model].parts if rounding_model in ROUNDING_PRESETS else rounding_model
+    if PARTS_SEPARATOR in text:
         return replace(_compose_model(text, dtype), rounding_model=rounding_model)
     if rounding_model not in ROUNDING_MODELS:
-        raise ValueError(f"rounding model: one of {', '.join((*ROUNDING_MODELS, *PRESETS))}, not {rounding_model}")
+        raise ValueError(
+            f"rounding model: one of {', '.join((*ROUNDING_MODELS, *ROUNDING_PRESETS))}, not {rounding_model}"
+        )
     stored = FORMATS[dtype]
     if dtype not in ROUNDING_MODELS[rounding_model]:
         raise ValueError(f"there is no rounding model {rounding_model} in {dtype}")
     if rounding_model in _REDUCED_PRODUCTS:
-        return _REDUCED_PRODUCTS[rounding_model].rounding(rounding_model)
+        return _REDUCED_PRODUCTS[rounding_model].make_rounding_model(rounding_model)
     if rounding_model.endswith(_LOG_SUM_EXP_SUFFIX):
         rounding = rounding_model_named(rounding_model.removesuffix(_LOG_SUM_EXP_SUFFIX), dtype)
         return replace(rounding, rounding_model=rounding_model, from_log_sum_exp=True)
-    return _model_without_parts(rounding_model, stored)
+    return _find_model_without_parts(rounding_model, stored)
 
 
-def _model_without_parts(rounding_model: str, stored: Format) -> RoundingModel:
+def _find_model_without_parts(rounding_model: str, stored: Format) -> RoundingModel:
     match rounding_model:
         case "native":
-            model = _native(stored)
+            model = _make_native_model(stored)
         case "fused":
-            model = _fused("fused", stored, stored_gradient=False)
+            model = _make_fused_model("fused", stored, stored_gradient=False)
         case "fused_bwd":
-            model = _fused("fused_bwd", stored, stored_gradient=True)
+            model = _make_fused_model("fused_bwd", stored, stored_gradient=True)
         case "fused_fp8":
-            model = _fused("fused", stored, stored_gradient=False)
+            model = _make_fused_model("fused", stored, stored_gradient=False)
             model = _with_narrow_weights(model, "float8_e4m3fn")
         case "eager_pre":
-            model = _model_storing_everything("eager_pre", stored, FORMATS["float32"], stored)
+            model = _make_eager_model("eager_pre", stored, FORMATS["float32"], stored)
         case _:
-            model = _model_storing_everything("eager", stored, FORMATS["float32"], FORMATS["float32"])
+            model = _make_eager_model("eager", stored, FORMATS["float32"], FORMATS["float32"])
     if rounding_model == "eager_cut":
         # A cut is off by less than twice the unit. What is stored without a product before it errs by half of that.
         cut = 2 * stored.unit_roundoff
-        model = replace(model, score_unit=cut, output_unit=cut, weight_gradient_unit=cut, cut_mean=cut / 2)
+        model = replace(model, score_unit=cut, output_unit=cut, weight_gradient_unit=cut, mean_truncation_error=cut / 2)
     return replace(model, rounding_model=rounding_model)
 
 
@@ -99,19 +101,19 @@ _LOG_SUM_EXP_SUFFIX = "_lse"
 
 @dataclass(frozen=True)
 class _ReducedProducts:
-    """The way products of float32 matrices are taken: ``terms`` products for each, of factors with so many bits."""
+    """The way products of float32 matrices are taken: ``products_per_product`` products of factors with few bits."""
 
     precision: int
     unit: float
-    terms: int = 1
+    products_per_product: int = 1
 
-    def rounding(self, name: str) -> RoundingModel:
+    def make_rounding_model(self, name: str) -> RoundingModel:
         """Return float32's native model with such products."""
         single = FORMATS["float32"]
         return replace(
-            _native(single),
+            _make_native_model(single),
             rounding_model=name,
-            accumulate_unit=(1 if self.terms == 1 else 2) * _truncated_sum_unit(single.precision),
+            accumulate_unit=(1 if self.products_per_product == 1 else 2) * _truncated_sum_unit(single.precision),
             cuts_sums=True,
             product_precision=self.precision,
             product_unit=self.unit,
@@ -132,15 +134,15 @@ _REDUCED_PRODUCTS: Mapping[str, _ReducedProducts] = {
     "tf32_products": _ReducedProducts(11, 2.0**-10),
     "bf16_products": _ReducedProducts(8, 2.0**-7),
     # x = high + low + rest: the rests, and the product of both lows, are at most 2^-14 of a product each.
-    "bf16x3_products": _ReducedProducts(8, 1.5 * 2.0**-14, terms=3),
+    "bf16x3_products": _ReducedProducts(8, 1.5 * 2.0**-14, products_per_product=3),
 }
 
 
-def _native(stored: Format) -> RoundingModel:
-    return _model_storing_everything("native", stored, stored, stored)
+def _make_native_model(stored: Format) -> RoundingModel:
+    return _make_eager_model("native", stored, stored, stored)
 
 
-def _model_storing_everything(name: str, stored: Format, wide: Format, prescaled: Format) -> RoundingModel:
+def _make_eager_model(name: str, stored: Format, wide: Format, prescaled: Format) -> RoundingModel:
     """Store every intermediate, with sums and functions in a format that may be wider: their results are then rounded.
 
     ``prescaled`` is the format of the query or key once it is scaled.
@@ -172,9 +174,9 @@ def _model_storing_everything(name: str, stored: Format, wide: Format, prescaled
     )
 
 
-def _fused(name: Literal["fused", "fused_bwd"], stored: Format, *, stored_gradient: bool) -> RoundingModel:
+def _make_fused_model(name: Literal["fused", "fused_bwd"], stored: Format, *, stored_gradient: bool) -> RoundingModel:
     """Keep float32 between 16-bit ends: weights and output, and in one of them the gradient of the weights."""
-    single = _native(FORMATS["float32"])
+    single = _make_native_model(FORMATS["float32"])
     return replace(
         single,
         rounding_model=name,
@@ -191,7 +193,7 @@ def _fused(name: Literal["fused", "fused_bwd"], stored: Format, *, stored_gradie
     )
 
 
-WITH, _AND = " with ", " and "
+PARTS_SEPARATOR, _PART_SEPARATOR = " with ", " and "
 _POWER_PATTERN = re.compile(r"2\^(-?[0-9]+(?:\.[0-9]+)?)")
 _BLOCK_PATTERN = re.compile(r"([0-9]+) (rows of a channel|rows|columns)")
 _MEAN_PATTERN = re.compile(r"mean(?: of ([1-9][0-9]*) rows)?")
@@ -201,41 +203,41 @@ _PRODUCT_COUNT_PATTERN = re.compile(r"(.*) per ([1-9][0-9]*) products")
 _SUM_FORMATS = ("float32", "bfloat16", "float16")
 
 
-class Preset(NamedTuple):
+class RoundingPreset(NamedTuple):
     """A class of a published kernel: its parts, and their source."""
 
     parts: str
     source: str
 
 
-PRESETS: Mapping[str, Preset] = {
-    "tanh_approx": Preset(
+ROUNDING_PRESETS: Mapping[str, RoundingPreset] = {
+    "tanh_approx": RoundingPreset(
         "fused with tanh 2^-11",
         "a softcap by tanh.approx.f32, as FlashAttention has: PTX ISA, 9.7.3, maximum relative error 2^-11",
     ),
-    "flash4": Preset(
+    "flash4": RoundingPreset(
         "fused with exp 8.8e-5",
         "exponentials by a cubic, 8.8e-5 of 2^x: FlashAttention 4 for Blackwell, flash_attn/cute/softmax.py",
     ),
-    "flash3_fp8": Preset(
+    "flash3_fp8": RoundingPreset(
         "fused with query float8_e4m3fn per head and key float8_e4m3fn per head and value float8_e4m3fn per head "
         "and weights float8_e4m3fn and sums cut at 14 bits",
         "Shah et al. 2024, arXiv 2407.08608, section 3.3: e4m3 with a scale for each head, in Hopper's sums of FP8",
     ),
-    "sage1": Preset(
+    "sage1": RoundingPreset(
         "fused with query int8 per 128 rows and key int8 per 64 rows less mean and sums float16 per 64 products "
         "and score_sums int32",
         "Zhang et al. 2024, SageAttention, arXiv 2410.02367: int8 in blocks, smoothed keys, outputs summed in float16, "
         "and of 64 keys each in float32 (thu-ml/SageAttention, triton/attn_qk_int8_per_block.py)",
     ),
-    "sage2": Preset(
+    "sage2": RoundingPreset(
         "fused with query int4 per 128 rows and key int4 per 64 rows less mean and value float8_e4m3fn per channel "
         "and weights float8_e4m3fn and sums cut at 14 bits per 64 products and score_sums int32",
         "Zhang et al. 2024, SageAttention2, arXiv 2411.10958: int4 in blocks, smoothed keys, FP8 weights and "
         "values, whose sums of 64 keys are added up in float32; as it is released, sage2 with query int8 per 32 rows "
         "and key int8 per 64 rows less mean (thu-ml/SageAttention, sageattn_qk_int8_pv_fp8_cuda, fp32+fp32)",
     ),
-    "sage3": Preset(
+    "sage3": RoundingPreset(
         "fused with query float4_e2m1fn per 16 columns scaled in float8_e4m3fn alone less mean of 128 rows "
         "and key float4_e2m1fn per 16 columns scaled in float8_e4m3fn alone less mean "
         "and value float4_e2m1fn per 16 rows of a channel scaled in float8_e4m3fn alone "
@@ -244,12 +246,12 @@ PRESETS: Mapping[str, Preset] = {
         "scaled twice (thu-ml/SageAttention, sageattention3_blackwell); sums of FP4 after Xie et al. 2025, MMA-Sim, "
         "arXiv 2511.10909",
     ),
-    "llama_q8_0": Preset(
+    "llama_q8_0": RoundingPreset(
         "fused with query int8 per 32 columns scaled in float16 and key int8 per 32 columns scaled in float16 "
         "and value int8 per 32 columns scaled in float16",
         "llama.cpp's caches in Q8_0: blocks of 32 with a scale in float16, which the query meets in the same form",
     ),
-    "llama_q4_0": Preset(
+    "llama_q4_0": RoundingPreset(
         "fused with query int8 per 32 columns scaled in float16 and key q4_0 per 32 columns scaled in float16 "
         "and value q4_0 per 32 columns scaled in float16",
         "llama.cpp's caches in Q4_0: four bits, -8 to 7, with a scale of the sign for which the largest is -8",
@@ -330,7 +332,7 @@ def _with_narrow_weights(model: RoundingModel, declared: str) -> RoundingModel:
     grid = _find_grid(declared)
     if not grid.precision:  # multiplied by the largest code, which is that of 1
         return replace(model, weight_step=0.5 / grid.largest)
-    return replace(model, weight_unit=max(model.weight_unit, grid.unit), weight_step=grid.step / 2)
+    return replace(model, weight_unit=max(model.weight_unit, grid.unit_roundoff), weight_step=grid.smallest_step / 2)
 
 
 def _with_quantized_operand(name: str, model: RoundingModel, declared: str) -> RoundingModel:
@@ -359,38 +361,44 @@ def _with_quantized_operand(name: str, model: RoundingModel, declared: str) -> R
     shared, count = (block[2], int(block[1])) if block else (per or "none", 1)
     mean_of = int(centred[1]) if centred and centred[1] else 0
     quantization = Quantization(_find_grid(grid), shared, count, bool(less), scale_in or "float32", mean_of)
-    return replace(model, quantized=(*model.quantized, (name, quantization)))
+    return replace(model, quantized_operands=(*model.quantized_operands, (name, quantization)))
 
 
-def _find_grid(name: str) -> Grid:
+def _find_grid(name: str) -> CodeGrid:
     if name not in GRIDS:
         raise ValueError(f"{name!r} is no narrow format; expected one of {', '.join(GRIDS)}")
     return GRIDS[name]
 
 
-class Part(NamedTuple):
+class RoundingPart(NamedTuple):
     """One accuracy that a class may give up: its meaning, and a function from a model and a text to a model."""
 
     meaning: str
     apply: Callable[[RoundingModel, str], RoundingModel]
 
 
-PARTS: Mapping[str, Part] = {
-    "exp": Part("relative error of an exponential", partial(_with_function_error, "exp_error")),
-    "log": Part("relative error of a logarithm", partial(_with_function_error, "log_error")),
-    "tanh": Part("relative error of a hyperbolic tangent", partial(_with_function_error, "tanh_error")),
-    "sums": Part("format in which products of matrices are added up, or bits at which they are cut", _with_sums),
-    "score_sums": Part(
+ROUNDING_PARTS: Mapping[str, RoundingPart] = {
+    "exp": RoundingPart("relative error of an exponential", partial(_with_function_error, "exp_error")),
+    "log": RoundingPart("relative error of a logarithm", partial(_with_function_error, "log_error")),
+    "tanh": RoundingPart("relative error of a hyperbolic tangent", partial(_with_function_error, "tanh_error")),
+    "sums": RoundingPart(
+        "format in which products of matrices are added up, or bits at which they are cut", _with_sums
+    ),
+    "score_sums": RoundingPart(
         "the same of query and key alone, where it is finer",
         lambda model, declared: replace(model, score_sums=_parse_sums(declared)),
     ),
-    "scores": Part("format in which scores are stored", partial(_with_storage_format, "score_unit", "score_underflow")),
-    "weights": Part("format of the exponentials that meet the values, on the way forward", _with_narrow_weights),
-    "weight_gradients": Part(
+    "scores": RoundingPart(
+        "format in which scores are stored", partial(_with_storage_format, "score_unit", "score_underflow")
+    ),
+    "weights": RoundingPart(
+        "format of the exponentials that meet the values, on the way forward", _with_narrow_weights
+    ),
+    "weight_gradients": RoundingPart(
         "format in which gradients of weights are stored", partial(_with_storage_format, "weight_gradient_unit", "")
     ),
     **{
-        name: Part(f"codes and scales of the {words}", partial(_with_quantized_operand, name))
+        name: RoundingPart(f"codes and scales of the {words}", partial(_with_quantized_operand, name))
         for name, words in {
             "query": "query that meets the keys",
             "key": "keys that meet the query",
@@ -407,18 +415,18 @@ PARTS: Mapping[str, Part] = {
 """The parts in which a class may be less accurate than the class it is like (docs/numerics.md, section 3.1)."""
 
 
-def is_composed(name: str | None) -> bool:
+def is_composed_class(name: str | None) -> bool:
     """Return whether a class permits more than the classes of frameworks: it has parts, or is a preset."""
-    return name is not None and (WITH in name or name in PRESETS)
+    return name is not None and (PARTS_SEPARATOR in name or name in ROUNDING_PRESETS)
 
 
-def checked_class_name(declared: object, dtype: str) -> str:
+def validate_class_name(declared: object, dtype: str) -> str:
     """Return the name of a declared class: a name, or the class that it is like with parts.
 
     ``{"like": "fused", "tanh": "2^-11"}`` is ``fused with tanh 2^-11``. Raises ``ValueError`` for what is none.
 
     Example:
-        >>> checked_class_name({"like": "fused", "tanh": "2^-11", "sums": "float16"}, "bfloat16")
+        >>> validate_class_name({"like": "fused", "tanh": "2^-11", "sums": "float16"}, "bfloat16")
         'fused with tanh 2^-11 and sums float16'
     """
     if isinstance(declared, Mapping):
@@ -426,7 +434,7 @@ def checked_class_name(declared: object, dtype: str) -> str:
         like = parts.pop("like", "")
         if not like or not parts:
             raise ValueError('expected the class that it is like and its parts, as {"like": "fused", "tanh": "2^-11"}')
-        declared = like + WITH + _AND.join(f"{name} {part}" for name, part in parts.items())
+        declared = like + PARTS_SEPARATOR + _PART_SEPARATOR.join(f"{name} {part}" for name, part in parts.items())
     if not isinstance(declared, str):
         raise ValueError(f"expected the name of a class or its parts, not {declared!r}")
     rounding_model_named(declared, dtype)
@@ -434,23 +442,25 @@ def checked_class_name(declared: object, dtype: str) -> str:
 
 
 def _compose_model(text: str, dtype: str) -> RoundingModel:
-    like, _, parts = text.partition(WITH)
+    like, _, parts = text.partition(PARTS_SEPARATOR)
     model = rounding_model_named(like, dtype)
     seen: set[str] = set()
-    for part in parts.split(_AND):
+    for part in parts.split(_PART_SEPARATOR):
         name, _, declared = part.strip().partition(" ")
-        if name not in PARTS or name in seen:
+        if name not in ROUNDING_PARTS or name in seen:
             problem = "stands twice" if name in seen else "is no part of a class"
-            raise ValueError(f"{name!r} {problem}; expected {', '.join(PARTS)}, each once")
+            raise ValueError(f"{name!r} {problem}; expected {', '.join(ROUNDING_PARTS)}, each once")
         seen.add(name)
         try:
-            model = PARTS[name].apply(model, declared)
+            model = ROUNDING_PARTS[name].apply(model, declared)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     codes = (model.quantization_of("query"), model.quantization_of("key"))
-    are_whole = all(code and not code.grid.precision and code.per in _SCALE_GROUPS_OF_WHOLE_ROWS for code in codes)
+    are_whole = all(
+        code and not code.grid.precision and code.scale_group in _SCALE_GROUPS_OF_WHOLE_ROWS for code in codes
+    )
     if model.score_sums == _parse_sums("int32") and not are_whole:
         raise ValueError("score_sums: int32 needs query and key in int8 or int4, with a scale per tensor, head or rows")
-    if model.for_scores.accumulate_unit > model.accumulate_unit:
+    if model.for_score_product.accumulate_unit > model.accumulate_unit:
         raise ValueError("score_sums: coarser than the sums of all products; say it of sums")
     return model

@@ -20,47 +20,50 @@ SCORES_AXES: Axes = ("B", "H", "Lq", "T")
 class InputSpec:
     """The requirements of an operation on one input.
 
-    ``axes`` are letters of ``AXES``; a case may leave leading axes out, they are then of length 1. ``broadcast`` inputs
-    (masks and biases on the scores) may also have length 1 if the letter says more. One that ``needs`` another is
-    refused without it; one ``with_one_of`` some options and inputs says nothing without any of them, and one
-    ``instead_of`` an option says what that would: ``not_both`` is why that has no place beside it. ``whole`` numbers
-    are counts: they keep their integers in every dtype. None is larger than the axis ``at_most`` is long. One is in
-    codes if the input that it is ``scale_input`` is given. Of one ``is_per_block`` an axis may have any length that
-    divides the letter's: a number for each block.
-    ``statistics`` of rows are float32 in a dtype of 16 bits: in bfloat16, a logarithm of 500 has steps of 2.
+    ``axes`` are letters of ``AXES``. A case may leave leading axes out; they then have length 1. Axes of an
+    ``is_broadcastable`` input (a mask or a bias on the scores) may have length 1. An axis of an ``is_per_block`` input
+    may have any length that divides the axis: the input has a number for each block. ``is_count`` inputs are whole
+    numbers, which stay integers in every dtype, and are at most the length of ``max_value_axis``. An
+    ``is_row_statistic`` input is float32 in a dtype of 16 bits: in bfloat16, a logarithm of 500 has steps of 2.
+    ``scale_input`` is the input that, if given, makes this one codes.
 
-    ``requested_stage`` is the stage that is computed only where this input or another that asks for it is given;
-    ``neutral`` is the number that changes nothing, of an input that may be left out. ``folds_into`` names the input
-    that takes its meaning over before anything is computed; with ``for_reading`` that happens before any implementation
-    is called. One that ``adds_a_key`` is the logit of one more key per head, of zeros and with a value of zeros, for
-    which no stage has a column: it is lowered to that before anything is computed. Gradients are taken by
-    ``differentiable`` inputs. ``called`` is what people call one that may be ignored, and ``synonyms`` are what public
-    kernels call it. One that asks for no stage ``first_affected_stage`` that stage first. If heads have a number each,
-    ``of_head`` is what one is called.
+    An input is refused without its ``required_input``. It has no effect without one of ``requires_one_of``, which are
+    options and inputs. It replaces the option ``replaced_option``; ``conflict_reason`` says why both together are
+    refused.
+
+    ``requested_stage`` is the stage that is computed only if this input or another that requests it is given.
+    Otherwise ``first_affected_stage`` is the first stage that the input changes. ``neutral_value`` is the number
+    without effect, for an input that may be left out. ``folds_into_input`` is the input into which this one is folded
+    before anything is computed; if it is ``only_in_files``, before any implementation is called. An input that
+    ``adds_key`` is the logit of one more key per head, of zeros and with a value of zeros, for which no stage has a
+    column. Gradients are taken with respect to ``is_differentiable`` inputs.
+
+    ``plain_name`` is the name of an input that an implementation may ignore, in messages. ``name_per_head`` is the name
+    of one head's number, for inputs with a number per head. ``synonyms`` are its names in public kernels.
     """
 
     axes: Axes
     required: bool = True
-    boolean: bool = False
-    broadcast: bool = False
+    is_boolean: bool = False
+    is_broadcastable: bool = False
     may_be_infinite: bool = False
-    needs: str | None = None
-    with_one_of: tuple[str, ...] = ()
-    instead_of: str | None = None
-    not_both: str = ""
-    whole: bool = False
-    at_most: str = "T"
+    required_input: str | None = None
+    requires_one_of: tuple[str, ...] = ()
+    replaced_option: str | None = None
+    conflict_reason: str = ""
+    is_count: bool = False
+    max_value_axis: str = "T"
     scale_input: str | None = None
     is_per_block: bool = False
-    statistics: bool = False
+    is_row_statistic: bool = False
     requested_stage: str | None = None
-    neutral: float | None = None
-    folds_into: str | None = None
-    for_reading: bool = False
-    adds_a_key: bool = False
-    differentiable: bool = False
-    called: str | None = None
-    of_head: str | None = None
+    neutral_value: float | None = None
+    folds_into_input: str | None = None
+    only_in_files: bool = False
+    adds_key: bool = False
+    is_differentiable: bool = False
+    plain_name: str | None = None
+    name_per_head: str | None = None
     first_affected_stage: str = "weights"
     synonyms: tuple[str, ...] = ()
 
@@ -77,15 +80,15 @@ class InputSpec:
     @property
     def is_number(self) -> bool:
         """Return whether the input is rounded to the working dtype, as masks and counts are not."""
-        return not (self.boolean or self.whole)
+        return not (self.is_boolean or self.is_count)
 
 
-def optional_input(*axes: str, neutral: float | None = 0, **more: Any) -> InputSpec:
-    """Return an optional input: ``neutral`` is the number that changes nothing, None if there is none."""
-    return InputSpec(axes, required=False, neutral=neutral, **more)
+def optional_input(*axes: str, neutral_value: float | None = 0, **more: Any) -> InputSpec:
+    """Return an optional input: ``neutral_value`` is the number that changes nothing, None if there is none."""
+    return InputSpec(axes, required=False, neutral_value=neutral_value, **more)
 
 
-QUERY = InputSpec(("B", "H", "Lq", "D"), differentiable=True, synonyms=("q", "queries", "xq", "query_states"))
+QUERY = InputSpec(("B", "H", "Lq", "D"), is_differentiable=True, synonyms=("q", "queries", "xq", "query_states"))
 KEY = InputSpec(("B", "H", "Lk", "D"))
 WIDE_KEY = InputSpec(("B", "H", "Lk", "Dk"))
 """The key of the bilinear and the additive score, whose width may differ from the query's."""
@@ -93,83 +96,83 @@ SCORE_INPUT = InputSpec(SCORES_AXES, may_be_infinite=True)
 INPUTS_ON_SCORES: Mapping[str, InputSpec] = {
     "mask": optional_input(
         *SCORES_AXES,
-        neutral=1,
-        boolean=True,
-        broadcast=True,
+        neutral_value=1,
+        is_boolean=True,
+        is_broadcastable=True,
         requested_stage="masked",
-        called="the mask",
+        plain_name="the mask",
         synonyms=("attn_mask", "attention_mask", "att_mask"),
     ),
     "bias": optional_input(
         *SCORES_AXES,
-        broadcast=True,
+        is_broadcastable=True,
         may_be_infinite=True,
         requested_stage="biased",
-        called="the bias",
-        differentiable=True,
+        plain_name="the bias",
+        is_differentiable=True,
         synonyms=("attn_bias", "attention_bias", "attn_biases"),
     ),
     "key_lengths": optional_input(
         "B",
-        neutral=None,
-        whole=True,
+        neutral_value=None,
+        is_count=True,
         requested_stage="masked",
-        folds_into="mask",
-        called="the key lengths",
+        folds_into_input="mask",
+        plain_name="the key lengths",
         synonyms=("kv_lengths", "seqlens_k", "key_value_seq_lengths", "cache_seqlens", "kv_lens"),
     ),
     "query_mask": optional_input(
         *("B", "Lq"),
-        neutral=1,
-        boolean=True,
-        broadcast=True,
+        neutral_value=1,
+        is_boolean=True,
+        is_broadcastable=True,
         requested_stage="masked",
-        folds_into="mask",
-        for_reading=True,
-        called="the query mask",
+        folds_into_input="mask",
+        only_in_files=True,
+        plain_name="the query mask",
     ),
 }
 INPUTS_ON_ROWS: Mapping[str, InputSpec] = {
     **INPUTS_ON_SCORES,
     "sinks": optional_input(
         "H",
-        neutral=-math.inf,
+        neutral_value=-math.inf,
         may_be_infinite=True,
-        adds_a_key=True,
-        called="the sinks",
-        of_head="the sink",
-        differentiable=True,
+        adds_key=True,
+        plain_name="the sinks",
+        name_per_head="the sink",
+        is_differentiable=True,
         synonyms=("sink", "s_aux", "attention_sinks", "attn_sink", "sink_logits", "learnable_sink", "softmax_sink"),
     ),
     "head_scale": optional_input(
         "H",
-        neutral=None,
-        instead_of="scale",
-        not_both="is one number for all heads, and head_scale holds one for each",
-        called="the scale of each head",
-        of_head="the scale",
+        neutral_value=None,
+        replaced_option="scale",
+        conflict_reason="is one number for all heads, and head_scale holds one for each",
+        plain_name="the scale of each head",
+        name_per_head="the scale",
         first_affected_stage="scores",
         synonyms=("head_scales", "scale_per_head", "per_head_scale"),
     ),
 }
 """Inputs of a row's softmax in addition to query, key and value."""
-PER_HEAD_INPUTS: Mapping[str, InputSpec] = {name: spec for name, spec in INPUTS_ON_ROWS.items() if spec.of_head}
+PER_HEAD_INPUTS: Mapping[str, InputSpec] = {name: spec for name, spec in INPUTS_ON_ROWS.items() if spec.name_per_head}
 """A number for each head."""
 ROTARY_INPUTS: Mapping[str, InputSpec] = {
     "rotary_cos": optional_input(
         *("Lr", "R"),
-        neutral=None,
-        needs="rotary_sin",
+        neutral_value=None,
+        required_input="rotary_sin",
         requested_stage="rotated_query",
-        folds_into="query_cos",
+        folds_into_input="query_cos",
         synonyms=("cos", "cos_cache", "rope_cos"),
     ),
     "rotary_sin": optional_input(
         *("Lr", "R"),
-        neutral=None,
-        needs="rotary_cos",
+        neutral_value=None,
+        required_input="rotary_cos",
         requested_stage="rotated_key",
-        folds_into="query_sin",
+        folds_into_input="query_sin",
         synonyms=("sin", "sin_cache", "rope_sin"),
     ),
 }
@@ -178,8 +181,10 @@ MIN_AXIS_LENGTHS: Sequence[tuple[str, tuple[str, ...]]] = (("Lr", ("P", "Lq")), 
 """Axes that are as long as others together, or longer."""
 ATTENTION_INPUTS: Mapping[str, InputSpec] = {
     "query": QUERY,
-    "key": InputSpec(("B", "Hkv", "Lk", "D"), differentiable=True, synonyms=("k", "keys", "xk", "key_states")),
-    "value": InputSpec(("B", "Hkv", "Lk", "Dv"), differentiable=True, synonyms=("v", "values", "xv", "value_states")),
+    "key": InputSpec(("B", "Hkv", "Lk", "D"), is_differentiable=True, synonyms=("k", "keys", "xk", "key_states")),
+    "value": InputSpec(
+        ("B", "Hkv", "Lk", "Dv"), is_differentiable=True, synonyms=("v", "values", "xv", "value_states")
+    ),
     **INPUTS_ON_ROWS,
     **ROTARY_INPUTS,
 }
@@ -188,8 +193,8 @@ GATED_INPUTS: Mapping[str, InputSpec] = {
     "gate": InputSpec(
         ("B", "H", "Lq", "Dv"),
         first_affected_stage="output",
-        called="the gate",
-        differentiable=True,
+        plain_name="the gate",
+        is_differentiable=True,
         synonyms=("output_gate", "attn_gate", "gate_score", "gate_states"),
     ),
 }
@@ -199,11 +204,11 @@ FOLDED_INPUTS: Mapping[str, InputSpec] = {
     **dict.fromkeys(("key_cos", "key_sin"), InputSpec(("T", "R"), requested_stage="rotated_key")),
     "cached_key": InputSpec(("B", "Hkv", "P", "D")),
     "cached_value": InputSpec(("B", "Hkv", "P", "Dv")),
-    "key_factor": InputSpec(("B", "Hkv", "T", "D"), broadcast=True),
-    "value_factor": InputSpec(("B", "Hkv", "T", "Dv"), broadcast=True),
-    "query_factor": InputSpec(("B", "H", "Lq", "D"), broadcast=True),
-    "key_shift": InputSpec(("B", "Hkv", "T", "D"), broadcast=True),
-    "value_shift": InputSpec(("B", "Hkv", "T", "Dv"), broadcast=True),
+    "key_factor": InputSpec(("B", "Hkv", "T", "D"), is_broadcastable=True),
+    "value_factor": InputSpec(("B", "Hkv", "T", "Dv"), is_broadcastable=True),
+    "query_factor": InputSpec(("B", "H", "Lq", "D"), is_broadcastable=True),
+    "key_shift": InputSpec(("B", "Hkv", "T", "D"), is_broadcastable=True),
+    "value_shift": InputSpec(("B", "Hkv", "T", "Dv"), is_broadcastable=True),
     "key_projection": InputSpec(("H", "C", "D")),
     "value_projection": InputSpec(("H", "C", "Dv")),
     "query_norm": InputSpec(("H", "D")),
@@ -221,35 +226,37 @@ CODE_INPUTS: Sequence[str] = ("key_factor", "value_factor", "key_shift", "value_
 """What belongs to keys and values in codes, by head and key."""
 QUERY_KEY_VALUE: Sequence[str] = ("query", "key", "value")
 PART_INPUTS: Mapping[str, InputSpec] = {
-    "outputs": InputSpec(("N", "B", "H", "Lq", "Dv"), folds_into="row_values"),
-    "log_sum_exps": InputSpec(("N", "B", "H", "Lq"), may_be_infinite=True, statistics=True, folds_into="scores"),
+    "outputs": InputSpec(("N", "B", "H", "Lq", "Dv"), folds_into_input="row_values"),
+    "log_sum_exps": InputSpec(
+        ("N", "B", "H", "Lq"), may_be_infinite=True, is_row_statistic=True, folds_into_input="scores"
+    ),
 }
 """Results of attention over parts of the keys."""
 PAST_INPUTS: Mapping[str, InputSpec] = {
     "past_key": optional_input(
         *("B", "Hkv", "P", "D"),
-        neutral=None,
-        needs="past_value",
-        folds_into="key",
+        neutral_value=None,
+        required_input="past_value",
+        folds_into_input="key",
         synonyms=("key_cache", "k_cache", "past_k"),
     ),
     "past_value": optional_input(
         *("B", "Hkv", "P", "Dv"),
-        neutral=None,
-        needs="past_key",
-        folds_into="value",
+        neutral_value=None,
+        required_input="past_key",
+        folds_into_input="value",
         synonyms=("value_cache", "v_cache", "past_v"),
     ),
 }
 OFFSET_INPUTS: Mapping[str, InputSpec] = {
     "query_offsets": optional_input(
         "B",
-        neutral=None,
-        whole=True,
-        with_one_of=("is_causal", "window", "rotary_cos"),
-        instead_of="alignment",
-        not_both="says where queries stand, and query_offsets say it of each batch entry",
-        folds_into="mask",
+        neutral_value=None,
+        is_count=True,
+        requires_one_of=("is_causal", "window", "rotary_cos"),
+        replaced_option="alignment",
+        conflict_reason="says where queries stand, and query_offsets say it of each batch entry",
+        folds_into_input="mask",
         synonyms=("q_offsets", "start_positions", "seqlen_offsets"),
     ),
 }
@@ -259,35 +266,46 @@ PACKED_PROJECTIONS: Mapping[str, tuple[str, ...]] = {
     "in_proj_bias": ("query_bias", "key_bias", "value_bias"),
 }
 """An input that replaces three inputs: their rows, one after the other, as torch packs them."""
-_LIMITS = InputSpec(("S1",), whole=True, requested_stage="masked")
+_LIMITS = InputSpec(("S1",), is_count=True, requested_stage="masked")
 PACKED_INPUTS: Mapping[str, InputSpec] = {
     **{name: ATTENTION_INPUTS[name] for name in QUERY_KEY_VALUE},
-    "cu_seqlens_q": replace(_LIMITS, at_most="Lq", synonyms=("cu_seqlens_query", "cu_seq_q", "qo_indptr")),
+    "cu_seqlens_q": replace(_LIMITS, max_value_axis="Lq", synonyms=("cu_seqlens_query", "cu_seq_q", "qo_indptr")),
     "cu_seqlens_k": replace(
-        _LIMITS, at_most="Lk", synonyms=("cu_seqlens_key", "cu_seqlens_kv", "cu_seq_k", "kv_indptr")
+        _LIMITS, max_value_axis="Lk", synonyms=("cu_seqlens_key", "cu_seqlens_kv", "cu_seq_k", "kv_indptr")
     ),
 }
 """Several sequences, packed one after the other, and the offsets at which each begins and ends."""
 USED_KEYS: Mapping[str, InputSpec] = {
     "key_lengths": optional_input(
-        "S", neutral=None, whole=True, at_most="Lk", synonyms=("seqused_k", "seqlens_k", "cache_seqlens")
+        "S",
+        neutral_value=None,
+        is_count=True,
+        max_value_axis="Lk",
+        synonyms=("seqused_k", "seqlens_k", "cache_seqlens"),
     ),
     **PER_HEAD_INPUTS,
 }
-_SCALE = InputSpec(("B", "Hkv", "Lk"), broadcast=True)
+_SCALE = InputSpec(("B", "Hkv", "Lk"), is_broadcastable=True)
 _KEY_SCALE_WORDS = ("k_scale", "k_descale", "key_descale", "scale_k")
 _VALUE_SCALE_WORDS = ("v_scale", "v_descale", "value_descale", "scale_v")
 
 
 def _block_scale_input(name: str, *axes: str, needs: str | None = None) -> InputSpec:
     words = (f"{name[0]}_sf", f"{name}_block_scales", f"{name}_sf")
-    return optional_input(*axes, neutral=1, broadcast=True, is_per_block=True, needs=needs, synonyms=words)
+    return optional_input(
+        *axes, neutral_value=1, is_broadcastable=True, is_per_block=True, required_input=needs, synonyms=words
+    )
 
 
 def _block_zero_point_input(name: str, *axes: str, needs: str | None = None) -> InputSpec:
     words = (f"{name}_zero_point", f"{name[0]}_zeros")
     return optional_input(
-        *axes, broadcast=True, is_per_block=True, scale_input=f"{name}_scale", needs=needs, synonyms=words
+        *axes,
+        is_broadcastable=True,
+        is_per_block=True,
+        scale_input=f"{name}_scale",
+        required_input=needs,
+        synonyms=words,
     )
 
 
@@ -296,7 +314,9 @@ def _code_scale_inputs(*lies: str, needs: str | None = None) -> Mapping[str, Inp
     rows = ("B", "H", "Lq")
     words = ("q_scale", "q_descale", "query_descale", "scale_q")
     return {
-        "query_scale": optional_input(*rows, neutral=None, broadcast=True, needs=needs, synonyms=words),
+        "query_scale": optional_input(
+            *rows, neutral_value=None, is_broadcastable=True, required_input=needs, synonyms=words
+        ),
         "query_block_scale": _block_scale_input("query", *rows, "D", needs="query_scale"),
         "key_block_scale": _block_scale_input("key", *lies, "D", needs=needs),
         "value_block_scale": _block_scale_input("value", *lies, "Dv", needs=needs),
@@ -313,15 +333,26 @@ PAGED_INPUTS: Mapping[str, InputSpec] = {
     "value_pages": InputSpec(
         ("Np", "Lp", "Hkv", "Dv"), scale_input="value_scale", synonyms=("v_cache", "value_cache", "paged_value")
     ),
-    "block_table": InputSpec(("B", "W"), whole=True, at_most="Np", synonyms=("block_tables", "page_table")),
+    "block_table": InputSpec(("B", "W"), is_count=True, max_value_axis="Np", synonyms=("block_tables", "page_table")),
     "key_lengths": InputSpec(
-        ("B",), whole=True, requested_stage="masked", synonyms=("cache_seqlens", "seq_lens", "context_lens", "kv_lens")
+        ("B",),
+        is_count=True,
+        requested_stage="masked",
+        synonyms=("cache_seqlens", "seq_lens", "context_lens", "kv_lens"),
     ),
     "key_scale": optional_input(
-        *("Np", "Lp", "Hkv"), neutral=None, broadcast=True, needs="value_scale", synonyms=_KEY_SCALE_WORDS
+        *("Np", "Lp", "Hkv"),
+        neutral_value=None,
+        is_broadcastable=True,
+        required_input="value_scale",
+        synonyms=_KEY_SCALE_WORDS,
     ),
     "value_scale": optional_input(
-        *("Np", "Lp", "Hkv"), neutral=None, broadcast=True, needs="key_scale", synonyms=_VALUE_SCALE_WORDS
+        *("Np", "Lp", "Hkv"),
+        neutral_value=None,
+        is_broadcastable=True,
+        required_input="key_scale",
+        synonyms=_VALUE_SCALE_WORDS,
     ),
     **_code_scale_inputs("Np", "Lp", "Hkv", needs="key_scale"),
     **PER_HEAD_INPUTS,
@@ -361,16 +392,16 @@ def dtype_of_input(spec: InputSpec, present: Collection[str], options: Mapping[s
         return ZERO_POINTS if spec.scale_input else form.scales or dtype
     if spec.scale_input in present:
         return form.elements
-    return statistics_dtype(dtype) if spec.statistics else dtype
+    return statistics_dtype(dtype) if spec.is_row_statistic else dtype
 
 
 NORMALIZED_INPUTS: Mapping[str, InputSpec] = {
     **{name: ATTENTION_INPUTS[name] for name in QUERY_KEY_VALUE},
     "query_norm_weight": optional_input(
-        "Nq", neutral=1, synonyms=("q_norm_weight", "q_norm", "q_weight", "norm_q_weight")
+        "Nq", neutral_value=1, synonyms=("q_norm_weight", "q_norm", "q_weight", "norm_q_weight")
     ),
     "key_norm_weight": optional_input(
-        "Nk", neutral=1, synonyms=("k_norm_weight", "k_norm", "k_weight", "norm_k_weight")
+        "Nk", neutral_value=1, synonyms=("k_norm_weight", "k_norm", "k_weight", "norm_k_weight")
     ),
     **{name: INPUTS_ON_ROWS[name] for name in ("mask", "bias", "key_lengths")},
     **PER_HEAD_INPUTS,
@@ -383,10 +414,16 @@ LATENT_INPUTS: Mapping[str, InputSpec] = {
     "key_projection": InputSpec(("H", "C", "D"), synonyms=("w_uk", "w_kc", "key_up_projection")),
     "value_projection": InputSpec(("H", "C", "Dv"), synonyms=("w_uv", "w_vc", "value_up_projection")),
     "query_rotary": optional_input(
-        *("B", "H", "Lq", "Dr"), neutral=None, needs="key_rotary", synonyms=("q_pe", "q_rope", "query_rope")
+        *("B", "H", "Lq", "Dr"),
+        neutral_value=None,
+        required_input="key_rotary",
+        synonyms=("q_pe", "q_rope", "query_rope"),
     ),
     "key_rotary": optional_input(
-        *("B", "Lk", "Dr"), neutral=None, needs="query_rotary", synonyms=("k_pe", "k_rope", "kpe", "key_rope")
+        *("B", "Lk", "Dr"),
+        neutral_value=None,
+        required_input="query_rotary",
+        synonyms=("k_pe", "k_rope", "kpe", "key_rope"),
     ),
     **{name: INPUTS_ON_ROWS[name] for name in ("mask", "bias", "key_lengths", "head_scale")},
     **OFFSET_INPUTS,
@@ -396,33 +433,33 @@ LATENT_INPUTS: Mapping[str, InputSpec] = {
 
 @dataclass(frozen=True)
 class LayoutSpec:
-    """One memory layout of an input: its description (``says``), and the smallest number of ``axes`` of such an input.
+    """One memory layout of an input: a description in words, and ``min_axes``, the fewest axes of such an input.
 
-    A layout with ``slices`` puts slices apart: the first axis other than the last with a length above 1 has at most so
-    many.
+    In a layout with ``max_slices``, slices are apart: the first axis longer than 1, except for the last axis, has at
+    most so many.
     """
 
-    says: str
-    axes: int = 1
-    slices: int | None = None
+    description: str
+    min_axes: int = 1
+    max_slices: int | None = None
 
 
 MEMORY_LAYOUTS: Mapping[str, LayoutSpec] = {
     "strided": LayoutSpec("every second number of the last axis"),
     "padded": LayoutSpec("rows of a wider array"),
-    "sliced": LayoutSpec("the first rows of twice as many, as of a cache with room", axes=2),
-    "transposed": LayoutSpec("heads inside of length", axes=4),
+    "sliced": LayoutSpec("the first rows of twice as many, as of a cache with room", min_axes=2),
+    "transposed": LayoutSpec("heads inside of length", min_axes=4),
     "fused": LayoutSpec(
         "cut out of one projection: the heads of all fused inputs of a batch and length side by side in each token",
-        axes=4,
+        min_axes=4,
     ),
     "spaced": LayoutSpec(
         "slices along the first axis of several as far apart as two are long, as pages beside those of values",
-        slices=2**31,
+        max_slices=2**31,
     ),
-    "distant": LayoutSpec("such slices, 64 at most, more than 65,536 numbers apart", slices=64),
+    "distant": LayoutSpec("such slices, 64 at most, more than 65,536 numbers apart", max_slices=64),
     "broadcast": LayoutSpec("stride 0 along the axes, other than the last, in which all slices are alike"),
-    "reversed": LayoutSpec("negative strides along the last two axes, where a framework has them", axes=2),
+    "reversed": LayoutSpec("negative strides along the last two axes, where a framework has them", min_axes=2),
     "unaligned": LayoutSpec("one number behind a boundary of 64 bytes"),
 }
 """The memory layouts of inputs; row by row by default."""

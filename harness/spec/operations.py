@@ -18,14 +18,14 @@ from attncheck.spec.options import DEFAULT_SCORE, OPTIONS, OptionSpec, statistic
 
 @dataclass(frozen=True)
 class StageSpec:
-    """A named intermediate. ``part`` is the part of the computation that it belongs to.
+    """A named intermediate. ``computation_part`` is the part of the computation that it belongs to.
 
     ``axes`` are those of a computation per head; ``Operation.stage_axes`` has others. One that ``may_be_wide`` is a
     statistic of rows: in a dtype of 16 bits it may be returned in float32, as fused kernels do.
     """
 
     name: str
-    part: Literal["projections", "normalizations", "rotations", "logits", "softmax", "means", "gradients"]
+    computation_part: Literal["projections", "normalizations", "rotations", "logits", "softmax", "means", "gradients"]
     axes: Axes
     may_be_wide: bool = False
 
@@ -52,7 +52,7 @@ STAGE_SPECS: Mapping[str, StageSpec] = {
         *(
             StageSpec(f"grad_{name}", "gradients", spec.axes)
             for name, spec in specs.GATED_INPUTS.items()
-            if spec.differentiable
+            if spec.is_differentiable
         ),
     )
 }
@@ -60,20 +60,22 @@ STAGES = tuple(STAGE_SPECS)
 """Every stage, in the order in which attention computes them, then the gradients."""
 
 
-def stages_of(part: str) -> tuple[str, ...]:
+def stages_of_part(computation_part: str) -> tuple[str, ...]:
     """Return the stages of a part of the computation, in its order."""
-    return tuple(name for name, spec in STAGE_SPECS.items() if spec.part == part)
+    return tuple(name for name, spec in STAGE_SPECS.items() if spec.computation_part == computation_part)
 
 
-PROJECTIONS, NORMALIZATIONS, ROTATIONS = map(stages_of, ("projections", "normalizations", "rotations"))
-LOGITS, MEANS, GRADIENTS = map(stages_of, ("logits", "means", "gradients"))
+PROJECTIONS, NORMALIZATIONS, ROTATIONS = map(stages_of_part, ("projections", "normalizations", "rotations"))
+LOGITS, MEANS, GRADIENTS = map(stages_of_part, ("logits", "means", "gradients"))
 STAGES_ON_SCORES = tuple(
-    name for name, spec in STAGE_SPECS.items() if spec.axes == specs.SCORES_AXES and spec.part != "gradients"
+    name
+    for name, spec in STAGE_SPECS.items()
+    if spec.axes == specs.SCORES_AXES and spec.computation_part != "gradients"
 )
 """Stages of the scores' shape."""
-SUMS_OF_QUERIES = tuple(name for name in GRADIENTS if "Lk" in STAGE_SPECS[name].axes)
+GRADIENTS_SUMMING_QUERIES = tuple(name for name in GRADIENTS if "Lk" in STAGE_SPECS[name].axes)
 """Gradients that every query row of a head has a part in."""
-THROUGH_SCORES = tuple(
+GRADIENTS_THROUGH_SCORES = tuple(
     name for name in GRADIENTS if name.removeprefix("grad_") in {"query", "key", *specs.INPUTS_ON_ROWS}
 )
 """Gradients that come through a row's scores; that of the values follows from its weights alone."""
@@ -99,7 +101,7 @@ def key_axis(stage: str) -> int | None:
         (-1, -2, None)
     """
     name = stage.removeprefix("grad_")
-    if stage not in STAGE_SPECS or (name != stage and specs.GATED_INPUTS[name].broadcast):
+    if stage not in STAGE_SPECS or (name != stage and specs.GATED_INPUTS[name].is_broadcastable):
         return None
     axes = STAGE_SPECS[stage].axes
     return next((axes.index(letter) - len(axes) for letter in ("T", "Lk") if letter in axes), None)
@@ -112,19 +114,19 @@ def stage_position(stage: str) -> int:
 
 @dataclass(frozen=True)
 class ScoreSpec:
-    """One kind of score: its inputs, its options, the contract's function, and the ``scale`` that it stands for."""
+    """One kind of score: the contract's function, its inputs and options; ``fixed_scale`` is the scale of all cases."""
 
-    function: str
+    function_name: str
     inputs: Mapping[str, InputSpec]
     options: frozenset[str] = frozenset()
     has_raw_scores: bool = False
-    scale: float | None = None
+    fixed_scale: float | None = None
 
 
 _DOT_INPUTS = {"query": specs.QUERY, "key": specs.KEY}
 _DOT_OPTIONS = frozenset({"scale", "softcap"})
 SCORE_SPECS: Mapping[str, ScoreSpec] = {
-    "dot": ScoreSpec("dot_scores", _DOT_INPUTS, _DOT_OPTIONS, has_raw_scores=True, scale=1.0),
+    "dot": ScoreSpec("dot_scores", _DOT_INPUTS, _DOT_OPTIONS, has_raw_scores=True, fixed_scale=1.0),
     "scaled_dot": ScoreSpec("dot_scores", _DOT_INPUTS, _DOT_OPTIONS, has_raw_scores=True),
     "general": ScoreSpec(
         "general_scores",
@@ -132,7 +134,7 @@ SCORE_SPECS: Mapping[str, ScoreSpec] = {
             "query": specs.QUERY,
             "key": specs.WIDE_KEY,
             "weight": InputSpec(("D", "Dk")),
-            "score_bias": optional_input("H", broadcast=True),
+            "score_bias": optional_input("H", is_broadcastable=True),
         },
     ),
     "additive": ScoreSpec(
@@ -155,34 +157,35 @@ SCORE_INPUTS: Mapping[str, Mapping[str, InputSpec]] = {name: spec.inputs for nam
 class Operation:
     """One operation: the contract's function, its inputs by name, the options that it takes, and its stages.
 
-    ``results`` are the stages without which there is no result: all that are computed, the last one, or one by name.
-    ``stage_axes`` are stages with other axes than a computation per head has: the first that can be had. Stages that
-    are ``statistics`` of rows are float32 in a dtype of 16 bits. One that ``lowers_to`` another is that one, once its
-    keys and values are laid out (``reading/lowering.py``); if it ``is_folded``, an implementation that has the other
-    one alone is asked for that. One ``has_radii`` if radii can be laid out as its inputs are, so that numbers can be
-    expected of it. Stages ``for_lowered`` operations are those that one has only if it is what another was lowered
-    to, each with the folded input that says so. ``score`` is the kind of score of one that has no other and
-    takes no option for it.
+    ``declared_function_name`` is the name of the contract's function, if it is not the operation's name.
+    ``required_results`` are the stages that a result must have: all that are computed, the last one, or one by name.
+    ``stage_axes`` are the axes of stages whose axes differ from those of a computation per head: the first tuple whose
+    axes exist. ``row_statistics`` are stages that are float32 in a dtype of 16 bits. ``lowers_to`` is the operation
+    that this one becomes once its keys and values are laid out (``reading/lowering.py``). If it ``may_run_as_lowered``,
+    an implementation that has only the other operation is called with that one. An operation ``supports_radii`` if
+    radii can be laid out as its inputs are, so that numbers can be expected of it. ``stages_if_lowered`` are stages
+    that it has only if another operation was lowered to it, each with the folded input that shows this. ``fixed_score``
+    is the kind of score of an operation that has one kind and no option for it.
     """
 
     name: str
     inputs: Mapping[str, InputSpec]
     options: frozenset[str]
     stages: tuple[str, ...]
-    called: str | None = None
-    results: str = "last"
+    declared_function_name: str | None = None
+    required_results: str = "last"
     stage_axes: Mapping[str, tuple[Axes, ...]] = field(default_factory=dict)
-    statistics: frozenset[str] = frozenset()
+    row_statistics: frozenset[str] = frozenset()
     lowers_to: str | None = None
-    is_folded: bool = False
-    has_radii: bool = False
-    for_lowered: Mapping[str, str] = field(default_factory=dict)
-    score: str | None = None
+    may_run_as_lowered: bool = False
+    supports_radii: bool = False
+    stages_if_lowered: Mapping[str, str] = field(default_factory=dict)
+    fixed_score: str | None = None
 
     @property
-    def function(self) -> str:
+    def function_name(self) -> str:
         """The contract's function, which mostly has the operation's name."""
-        return self.called or self.name
+        return self.declared_function_name or self.name
 
     @property
     def is_lowered(self) -> bool:
@@ -190,17 +193,17 @@ class Operation:
         return self.lowers_to is not None
 
     @property
-    def has_gradients(self) -> bool:
+    def computes_gradients(self) -> bool:
         """Return whether its stages are gradients: sums over query rows, of which none stands for another."""
         return set(self.stages) <= set(GRADIENTS)
 
     @property
-    def has_numbers(self) -> bool:
+    def can_have_expected_numbers(self) -> bool:
         """Return whether numbers can be expected of it; gradients are compared with the exact answer alone."""
-        return not self.has_gradients and (self.has_radii or not self.is_lowered)
+        return not self.computes_gradients and (self.supports_radii or not self.is_lowered)
 
     @property
-    def has_parts(self) -> bool:
+    def merges_parts(self) -> bool:
         """Return whether it merges what was computed for parts of the keys: there is no key, and no query."""
         return specs.PART_INPUTS.keys() <= self.inputs.keys()
 
@@ -210,12 +213,12 @@ class Operation:
         return not set(PROJECTIONS).isdisjoint(self.stages)
 
     @property
-    def has_score_kinds(self) -> bool:
+    def has_score_option(self) -> bool:
         """Return whether an option says what kind of score it computes: it is a scoring function, and nothing else."""
         return "score" in self.options
 
 
-_SOFTMAX = stages_of("softmax")
+_SOFTMAX = stages_of_part("softmax")
 _ATTENDANCE = frozenset({"is_causal", "window", "alignment"})
 """Options that say which keys a query may attend to."""
 HEADS = ("heads", "kv_heads")
@@ -226,7 +229,7 @@ _ATTENTION_OPTIONS = frozenset(
 _NORMS = frozenset({"norm", "norm_over", "epsilon", "norm_after_rotation"})
 _BEFORE_MASKING = tuple(name for name in LOGITS if name not in ("biased", "masked"))
 _SEQUENCE_OPTIONS = frozenset({"scale", "softcap", "is_causal", "window", "poison"})
-_OF_CODES = frozenset({"stored_as", "packing", "swizzle"})
+_CODE_OPTIONS = frozenset({"stored_as", "packing", "swizzle"})
 _LOGITS_WITHOUT_BIAS = tuple(name for name in LOGITS if name != "biased")
 _LOGITS_WITHOUT_CAP = tuple(name for name in LOGITS if name != "capped")
 
@@ -248,7 +251,7 @@ def _attention_operation(score: str) -> Operation:
         {**operands, **kind.inputs, **specs.INPUTS_ON_SCORES},
         kind.options | _ATTENDANCE | {"mask_fill", "empty_rows"},
         (*(stage for stage in LOGITS if stage not in ("raw_scores", "capped")), *_SOFTMAX, "output"),
-        score=score,
+        fixed_score=score,
     )
 
 
@@ -263,9 +266,11 @@ OPERATIONS: Mapping[str, Operation] = {
             SCORE_INPUTS[DEFAULT_SCORE],
             frozenset({"score", "scale", "softcap"}),
             _BEFORE_MASKING,
-            SCORE_SPECS[DEFAULT_SCORE].function,
+            SCORE_SPECS[DEFAULT_SCORE].function_name,
         ),
-        Operation("softmax", {"scores": specs.SCORE_INPUT}, frozenset({"empty_rows"}), _SOFTMAX, results="weights"),
+        Operation(
+            "softmax", {"scores": specs.SCORE_INPUT}, frozenset({"empty_rows"}), _SOFTMAX, required_results="weights"
+        ),
         Operation(
             "masking",
             {"scores": specs.SCORE_INPUT, **specs.INPUTS_ON_SCORES, **specs.OFFSET_INPUTS},
@@ -278,7 +283,7 @@ OPERATIONS: Mapping[str, Operation] = {
             {**specs.ATTENTION_INPUTS, **specs.PAST_INPUTS, **specs.OFFSET_INPUTS},
             _ATTENTION_OPTIONS,
             (*ROTATIONS, *LOGITS, *_SOFTMAX, "output"),
-            for_lowered={"normalized_query": "query_norm", "normalized_key": "key_norm", "context": "gate"},
+            stages_if_lowered={"normalized_query": "query_norm", "normalized_key": "key_norm", "context": "gate"},
         ),
         *map(_attention_operation, ("general", "additive", "cosine")),
         Operation(
@@ -286,8 +291,8 @@ OPERATIONS: Mapping[str, Operation] = {
             {**specs.ATTENTION_INPUTS, "grad_output": _GRAD_OUTPUT},
             _ATTENTION_OPTIONS,
             _gradient_stages(specs.ATTENTION_INPUTS),
-            results="all",
-            for_lowered={"grad_gate": "gate"},
+            required_results="all",
+            stages_if_lowered={"grad_gate": "gate"},
         ),
         Operation(
             "gated_attention",
@@ -301,7 +306,7 @@ OPERATIONS: Mapping[str, Operation] = {
             {**specs.GATED_INPUTS, "grad_output": _GRAD_OUTPUT},
             _ATTENTION_OPTIONS,
             GRADIENTS,
-            results="all",
+            required_results="all",
             lowers_to="attention_gradients",
         ),
         Operation(
@@ -310,28 +315,28 @@ OPERATIONS: Mapping[str, Operation] = {
             _SEQUENCE_OPTIONS,
             (*_LOGITS_WITHOUT_BIAS, *_SOFTMAX, "output"),
             lowers_to="attention",
-            is_folded=True,
+            may_run_as_lowered=True,
         ),
         Operation(
             "packed_attention_gradients",
             {**specs.PACKED_INPUTS, "grad_output": _GRAD_OUTPUT, **specs.USED_KEYS},
             _SEQUENCE_OPTIONS,
             _gradient_stages({**specs.PACKED_INPUTS, **specs.USED_KEYS}),
-            results="all",
+            required_results="all",
             lowers_to="attention_gradients",
-            is_folded=True,
+            may_run_as_lowered=True,
         ),
         Operation(
             "paged_attention",
             specs.PAGED_INPUTS,
-            _SEQUENCE_OPTIONS | _OF_CODES,
+            _SEQUENCE_OPTIONS | _CODE_OPTIONS,
             (*_LOGITS_WITHOUT_BIAS, *_SOFTMAX, "output"),
             lowers_to="attention",
         ),
         Operation(
             "quantized_attention",
             specs.QUANTIZED_INPUTS,
-            _OF_CODES | {"scale", "softcap", "is_causal", "window"},
+            _CODE_OPTIONS | {"scale", "softcap", "is_causal", "window"},
             (*_LOGITS_WITHOUT_BIAS, *_SOFTMAX, "output"),
             lowers_to="attention",
         ),
@@ -348,7 +353,7 @@ OPERATIONS: Mapping[str, Operation] = {
             frozenset({"scale", "softcap", "is_causal", "window"}),
             (*LOGITS, *_SOFTMAX, "output"),
             lowers_to="attention",
-            has_radii=True,
+            supports_radii=True,
         ),
         Operation(
             "multi_head_attention",
@@ -359,11 +364,11 @@ OPERATIONS: Mapping[str, Operation] = {
                 "query_weight": InputSpec(("E", "H*D")),
                 "key_weight": InputSpec(("Ek", "Hkv*D")),
                 "value_weight": InputSpec(("Ev", "Hkv*Dv")),
-                "output_weight": optional_input("H*Dv", "Eo", neutral=None),
+                "output_weight": optional_input("H*Dv", "Eo", neutral_value=None),
                 "query_bias": optional_input("H*D"),
                 "key_bias": optional_input("Hkv*D"),
                 "value_bias": optional_input("Hkv*Dv"),
-                "output_bias": optional_input("Eo", needs="output_weight"),
+                "output_bias": optional_input("Eo", required_input="output_weight"),
                 **specs.INPUTS_ON_ROWS,
                 **specs.ROTARY_INPUTS,
                 **specs.PAST_INPUTS,
@@ -378,11 +383,11 @@ OPERATIONS: Mapping[str, Operation] = {
             frozenset({"lse_base"}),
             (*_SOFTMAX, "output"),
             stage_axes={"weights": (("B", "H", "Lq", "N"),)},
-            statistics=frozenset(_SOFTMAX),
+            row_statistics=frozenset(_SOFTMAX),
         ),
     )
 }
-OPERATIONS_BY_SCORE = tuple(name for name, operation in OPERATIONS.items() if operation.score)
+OPERATIONS_BY_SCORE = tuple(name for name, operation in OPERATIONS.items() if operation.fixed_score)
 """Attention with scores other than the dot product."""
 OPERATIONS_PER_HEAD = tuple(
     name for name, operation in OPERATIONS.items() if "heads" in operation.options and not operation.has_projections
@@ -396,13 +401,13 @@ _STAGE_REQUESTERS: Mapping[str, InputSpec | OptionSpec] = {
     **specs.FOLDED_INPUTS,
     **OPTIONS,
 }
-REQUESTED_BY: Mapping[str, frozenset[str]] = {
+REQUESTERS_OF_STAGE: Mapping[str, frozenset[str]] = {
     **{
         stage: frozenset(name for name, spec in _STAGE_REQUESTERS.items() if spec.requested_stage == stage)
         for stage in dict.fromkeys(spec.requested_stage for spec in _STAGE_REQUESTERS.values())
         if stage is not None
     },
-    **{f"grad_{name}": frozenset({name}) for name, spec in specs.INPUTS_ON_ROWS.items() if spec.differentiable},
+    **{f"grad_{name}": frozenset({name}) for name, spec in specs.INPUTS_ON_ROWS.items() if spec.is_differentiable},
 }
 """Stages that are computed only if one of these inputs and options is given."""
 REPLACES: Mapping[str, frozenset[str]] = {
@@ -410,13 +415,13 @@ REPLACES: Mapping[str, frozenset[str]] = {
         name
         for operation in OPERATIONS.values()
         for name, spec in operation.inputs.items()
-        if spec.instead_of == option
+        if spec.replaced_option == option
     )
     for option in OPTIONS
 }
 """By option, the inputs that replace it."""
-IGNORABLE: Mapping[str, InputSpec | OptionSpec] = {
-    name: spec for name, spec in _STAGE_REQUESTERS.items() if spec.called
+IGNORABLE_INPUTS_AND_OPTIONS: Mapping[str, InputSpec | OptionSpec] = {
+    name: spec for name, spec in _STAGE_REQUESTERS.items() if spec.plain_name
 }
 """Inputs and options that an implementation may take and leave without effect."""
 
@@ -440,18 +445,18 @@ def score_spec(options: Mapping[str, Any]) -> ScoreSpec:
 
 def score_kind(operation: str, options: Mapping[str, Any]) -> str:
     """Return the kind of score of an operation: its own, or that of its options."""
-    return OPERATIONS[operation].score or str(options.get("score") or DEFAULT_SCORE)
+    return OPERATIONS[operation].fixed_score or str(options.get("score") or DEFAULT_SCORE)
 
 
 def input_specs(operation: str, score: str | None) -> Mapping[str, InputSpec]:
     """Return the inputs of an operation; those of ``scoring`` depend on the kind of score."""
     spec = OPERATIONS[operation]
-    return SCORE_INPUTS[score or DEFAULT_SCORE] if spec.has_score_kinds else spec.inputs
+    return SCORE_INPUTS[score or DEFAULT_SCORE] if spec.has_score_option else spec.inputs
 
 
 def stage_dtype(operation: str, stage: str, dtype: str) -> str:
     """Return the dtype of a returned stage, from the dtype of the inputs."""
-    return statistics_dtype(dtype) if stage in OPERATIONS[operation].statistics else dtype
+    return statistics_dtype(dtype) if stage in OPERATIONS[operation].row_statistics else dtype
 
 
 def wide_dtype(stage: str, dtype: str) -> str | None:
@@ -477,7 +482,7 @@ def computed_stages(operation: str, options: Mapping[str, Any], inputs: Collecti
     present = {*inputs, *(name for name, value in options.items() if value and value != (None, None))}
     absent = set() if score_spec(options).has_raw_scores else {LOGITS[0]}
     spec = OPERATIONS[operation]
-    lowered = {stage for stage, name in spec.for_lowered.items() if name in present}
+    lowered = {stage for stage, name in spec.stages_if_lowered.items() if name in present}
     return tuple(
         stage
         for stage in STAGES
@@ -485,7 +490,7 @@ def computed_stages(operation: str, options: Mapping[str, Any], inputs: Collecti
         or (
             stage in spec.stages
             and stage not in absent
-            and (stage not in REQUESTED_BY or REQUESTED_BY[stage] & present)
+            and (stage not in REQUESTERS_OF_STAGE or REQUESTERS_OF_STAGE[stage] & present)
         )
     )
 
@@ -498,11 +503,11 @@ def result_stages(operation: str, options: Mapping[str, Any], inputs: Collection
         >>> result_stages("attention", {}, inputs), result_stages("attention_gradients", {}, [*inputs, "grad_output"])
         (('output',), ('grad_query', 'grad_key', 'grad_value'))
     """
-    computed, results = computed_stages(operation, options, inputs), OPERATIONS[operation].results
+    computed, results = computed_stages(operation, options, inputs), OPERATIONS[operation].required_results
     return computed if results == "all" else computed[-1:] if results == "last" else (results,)
 
 
-Needs = Literal["calls", "one process", "fresh process", "threads"]
+ProcessNeeds = Literal["calls", "one process", "fresh process", "threads"]
 """The needs of a property: separate calls, calls one after the other in one process, or separate processes."""
 Claim = Literal["bitwise", "within bounds"]
 CLAIMS: tuple[Claim, ...] = ("bitwise", "within bounds")
@@ -511,12 +516,12 @@ CLAIMS: tuple[Claim, ...] = ("bitwise", "within bounds")
 
 @dataclass(frozen=True)
 class PropertySpec:
-    """One property: what it ``says``, how many ``calls`` show it, and what it ``needs``."""
+    """One property: a description, the calls that it needs, in words, and the processes in which they run."""
 
     name: str
-    says: str
-    calls: str
-    needs: Needs = "calls"
+    description: str
+    calls_needed: str
+    required_processes: ProcessNeeds = "calls"
 
 
 PROPERTIES: Mapping[str, PropertySpec] = {

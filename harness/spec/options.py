@@ -20,17 +20,28 @@ from attncheck.backends.contract import (
 
 ScoreKind = Literal["dot", "scaled_dot", "general", "additive", "cosine"]
 DEFAULT_SCORE: ScoreKind = "scaled_dot"
-_CAN_FORBID_KEYS = ("is_causal", "window", "mask", "key_lengths", "query_mask", "cu_seqlens_q", "bias", "scores")
+_NAMES_THAT_CAN_FORBID_KEYS = (
+    "is_causal",
+    "window",
+    "mask",
+    "key_lengths",
+    "query_mask",
+    "cu_seqlens_q",
+    "bias",
+    "scores",
+)
 """Options and inputs that can forbid a key, a bias and scores by minus infinity."""
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 DEFAULT_DTYPES = ("float64", "float32")
 """The dtypes of a case if neither it nor its file lists any."""
-SIXTEEN_BITS = ("bfloat16", "float16")
+SIXTEEN_BIT_DTYPES = ("bfloat16", "float16")
 ROUNDING_MODELS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("native", "native_lse"), ("float64", "float32")),
     **dict.fromkeys(("tf32_products", "bf16x3_products", "bf16_products"), ("float32",)),
-    **dict.fromkeys(("fused", "fused_bwd", "fused_lse", "fused_fp8", "eager", "eager_pre", "eager_lse"), SIXTEEN_BITS),
+    **dict.fromkeys(
+        ("fused", "fused_bwd", "fused_lse", "fused_fp8", "eager", "eager_pre", "eager_lse"), SIXTEEN_BIT_DTYPES
+    ),
     "eager_cut": ("bfloat16",),
 }
 """The rounding models that an implementation may declare, and their dtypes; see ``spec.classes``."""
@@ -44,7 +55,7 @@ FORMATS_KNOWN_BY_DTYPE = frozenset({"float8_e4m3fn", "float8_e5m2"})
 
 def statistics_dtype(dtype: str) -> str:
     """Return the dtype of statistics of rows, such as a log_sum_exp, of numbers in a dtype."""
-    return "float32" if dtype in SIXTEEN_BITS else dtype
+    return "float32" if dtype in SIXTEEN_BIT_DTYPES else dtype
 
 
 DEFAULT_EMPTY_ROWS: EmptyRows = "zero"
@@ -52,7 +63,7 @@ DEFAULT_EMPTY_ROWS: EmptyRows = "zero"
 EMPTY_ROWS: Mapping[str, str] = {"nan": "NaN", "uniform": "the mean of all values (uniform)", "zero": "zero"}
 """The result of a query that may attend to no key by each convention, in words."""
 
-DECLARABLE: Mapping[str, Mapping[str, str]] = {
+DECLARABLE_CONVENTIONS: Mapping[str, Mapping[str, str]] = {
     "corner": {
         "bottom_right": "causality and windows count from the last query and key",
         "top_left": "causality and windows count from the first query and key",
@@ -109,32 +120,32 @@ def empty_row_message(actual: str, expected: str) -> str:
 class OptionSpec:
     """The specification of an option.
 
-    ``requested_stage`` is the stage that is computed only if the option or another that asks for it is given.
-    ``called`` is what people call it, if an implementation may ignore it. No implementation is given an option that is
-    ``for_reading``. A ``convention`` says what a result means if the mathematics leaves it open: an implementation that
-    has no such keyword gets the case all the same, without it, and what it gives is judged as a convention of its own.
-    ``positive`` numbers are larger than 0. One that ``needs`` an input says something of it alone; one ``with_one_of``
-    some options and inputs says nothing without any of them. ``usual`` numbers are those that models ask for, and the
-    edges of what is. ``synonyms`` are what public kernels call it.
+    ``requested_stage`` is the stage that is computed only if the option or another that requests it is given.
+    ``plain_name`` is the name of an option that an implementation may ignore, in messages. Options that are
+    ``only_in_files`` are passed to no implementation. An ``is_convention`` option sets the meaning of a result that the
+    mathematics leaves open: an implementation without such a keyword gets the case without it, and its result is judged
+    under its convention. ``must_be_positive`` numbers are larger than 0. An option has no effect without its
+    ``required_input``, and without one of ``requires_one_of``, which are options and inputs. ``typical_values`` are
+    numbers that models use, and the limits of the range. ``synonyms`` are its names in public kernels.
     """
 
     description: str
     requested_stage: str | None = None
-    called: str | None = None
-    for_reading: bool = False
-    convention: bool = False
-    positive: bool = False
-    needs: str | None = None
-    with_one_of: tuple[str, ...] = ()
-    usual: tuple[float, ...] = ()
+    plain_name: str | None = None
+    only_in_files: bool = False
+    is_convention: bool = False
+    must_be_positive: bool = False
+    required_input: str | None = None
+    requires_one_of: tuple[str, ...] = ()
+    typical_values: tuple[float, ...] = ()
     synonyms: tuple[str, ...] = ()
     name: str = ""
     type: Any = None
 
 
-def option_field(description: str, **said: Any) -> Any:
+def option_field(description: str, **spec_fields: Any) -> Any:
     """Return a field of ``Options`` with its specification."""
-    return field(default=None, metadata={"spec": OptionSpec(description, **said)})
+    return field(default=None, metadata={"spec": OptionSpec(description, **spec_fields)})
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -144,10 +155,12 @@ class Options(Mapping[str, Any]):
     None is what is not given. As a mapping it holds what is given alone, by name.
     """
 
-    score: ScoreKind | None = option_field("Kind of score (operation scoring); scaled_dot if absent.", for_reading=True)
+    score: ScoreKind | None = option_field(
+        "Kind of score (operation scoring); scaled_dot if absent.", only_in_files=True
+    )
     scale: float | None = option_field(
         "Factor on the raw scores; if absent 1 for dot and cosine, otherwise 1/sqrt(D).",
-        usual=(0.0, 0.125, 0.5, 1.0, 2.0, -0.25, -1.0),
+        typical_values=(0.0, 0.125, 0.5, 1.0, 2.0, -0.25, -1.0),
         synonyms=(
             *("sm_scale", "softmax_scale", "attn_scale", "attention_scale"),
             *("scaling", "scale_factor", "qk_scale"),
@@ -156,80 +169,81 @@ class Options(Mapping[str, Any]):
     softcap: float | None = option_field(
         "c: a scaled score s becomes c tanh(s / c), before the bias and the mask (dot and scaled_dot).",
         requested_stage="capped",
-        called="the softcap",
-        positive=True,
-        usual=(0.5, 1.0, 5.0, 30.0, 50.0),
+        plain_name="the softcap",
+        must_be_positive=True,
+        typical_values=(0.5, 1.0, 5.0, 30.0, 50.0),
         synonyms=("soft_cap", "logit_cap", "logits_soft_cap", "attn_logit_softcapping", "attn_logits_soft_cap"),
     )
     rotary_interleaved: bool | None = option_field(
         "The rotary embedding rotates neighbouring elements, (x_2c, x_(2c + 1)); if absent those that are R apart, "
         "(x_c, x_(c + R)).",
-        needs="rotary_cos",
+        required_input="rotary_cos",
         synonyms=("interleaved", "is_neox_style"),
     )
     is_causal: bool | None = option_field(
         "A query at position p attends to key j only if j <= p; `alignment` says what p is.",
         requested_stage="masked",
-        called="causality",
+        plain_name="causality",
         synonyms=("causal", "use_causal_mask", "use_causal"),
     )
     window: Window | None = option_field(
         "[left, right]: a query at position p attends to key j only if p - left <= j <= p + right; "
         "null is unbounded, on one side at most.",
         requested_stage="masked",
-        called="the window",
+        plain_name="the window",
         synonyms=("window_size", "sliding_window", "local_window_size"),
     )
     alignment: Literal["top_left", "bottom_right"] | None = option_field(
         "The position p of query i, for is_causal and window: top_left is i; bottom_right is such that the "
         "last query stands at the last key, and may be negative. If absent i + P, after a past of P keys.",
-        for_reading=True,
-        with_one_of=("is_causal", "window"),
+        only_in_files=True,
+        requires_one_of=("is_causal", "window"),
     )
     mask_fill: float | None = option_field(
         "The number that takes the place of a score where the mask, causality, the window or the key lengths say "
         "no, rounded to the dtype; minus infinity if absent, and where the dtype has no such number.",
-        with_one_of=_CAN_FORBID_KEYS,
-        usual=(-1e9, -1e6, -1e4, -60.0, -4.0, -0.5, -1e-9, 0.0, 2.0),
+        requires_one_of=_NAMES_THAT_CAN_FORBID_KEYS,
+        typical_values=(-1e9, -1e6, -1e4, -60.0, -4.0, -0.5, -1e-9, 0.0, 2.0),
         synonyms=("mask_value", "masked_value", "fill_value", "mask_filter_value", "neg_inf"),
     )
     heads: int | None = option_field(
-        "Number of heads: needed by multi_head_attention and by `layout: merged`.", positive=True
+        "Number of heads: needed by multi_head_attention and by `layout: merged`.", must_be_positive=True
     )
     kv_heads: int | None = option_field(
-        "Number of heads of key and value, which the query heads share evenly; as `heads` if absent.", positive=True
+        "Number of heads of key and value, which the query heads share evenly; as `heads` if absent.",
+        must_be_positive=True,
     )
     projections: Literal["linear"] | None = option_field(
         "How the weights of projections are laid out. linear: (out, in), as nn.Linear of torch holds them; "
         "`in_proj_weight` and `in_proj_bias` may then hold those of query, key and value. If absent (in, out).",
-        for_reading=True,
+        only_in_files=True,
     )
     stored_as: StoredAs | None = option_field(
         "The format that keys and values are stored in, and a query that has a scale; float8_e4m3fn if absent. A "
         "function is told of those other than float8_e4m3fn and float8_e5m2, which the dtype says.",
-        with_one_of=("key_scale",),
+        requires_one_of=("key_scale",),
     )
     packing: Packing | None = option_field(
         "Which half of a byte holds the first of two codes of 4 bits: low_first (if absent) or high_first.",
-        with_one_of=("key_scale",),
+        requires_one_of=("key_scale",),
         synonyms=("nibble_order",),
     )
     swizzle: Swizzle | None = option_field(
         "How scales of blocks lie otherwise than in rows: 4x4, those of values, or 128x4, all of them.",
-        with_one_of=("query_block_scale", "key_block_scale", "value_block_scale"),
+        requires_one_of=("query_block_scale", "key_block_scale", "value_block_scale"),
         synonyms=("sf_layout", "scale_layout"),
     )
     poison: Literal["nan", "large"] | None = option_field(
         "What keys and values hold that no query may use: nan, or large, which is 1e30 or the dtype's largest "
         "number. If absent, what was drawn.",
-        for_reading=True,
-        needs="key_lengths",
+        only_in_files=True,
+        required_input="key_lengths",
     )
     empty_rows: EmptyRows | None = option_field(
         "What a query that may attend to no key gives: zero (if absent), uniform (the mean of all values) "
         "or nan. Asked of every implementation that has the keyword. Only where something can forbid a key.",
-        convention=True,
-        with_one_of=_CAN_FORBID_KEYS,
+        is_convention=True,
+        requires_one_of=_NAMES_THAT_CAN_FORBID_KEYS,
     )
     lse_base: LseBase | None = option_field(
         "The base of the logarithms that merge_states is given and returns: e (if absent) or 2.",
@@ -244,12 +258,12 @@ class Options(Mapping[str, Any]):
     )
     epsilon: float | None = option_field(
         "The smallest divisor of l2, or what rms adds to the mean of squares; 1e-6 if absent.",
-        positive=True,
-        usual=(1e-6, 1e-5, 1e-3, 0.1, 1.0),
+        must_be_positive=True,
+        typical_values=(1e-6, 1e-5, 1e-3, 0.1, 1.0),
         synonyms=("eps", "norm_eps", "rms_norm_eps", "variance_epsilon", "layer_norm_epsilon"),
     )
     norm_after_rotation: bool | None = option_field(
-        "The rotation comes before the norm; if absent after it.", needs="rotary_cos"
+        "The rotation comes before the norm; if absent after it.", required_input="rotary_cos"
     )
 
     def __getitem__(self, name: str) -> Any:
@@ -270,4 +284,4 @@ OPTIONS: Mapping[str, OptionSpec] = {
     item.name: replace(item.metadata["spec"], name=item.name, type=get_args(_TYPES[item.name])[0])  # besides None
     for item in fields(Options)
 }
-CONVENTIONS = frozenset(name for name, spec in OPTIONS.items() if spec.convention)
+CONVENTIONS = frozenset(name for name, spec in OPTIONS.items() if spec.is_convention)

@@ -20,15 +20,15 @@ class Quantity:
 
     ``compute(stage, inputs)`` returns the quantity. ``radius(stage_radius, stage, inputs, input_radius)`` returns how
     far it moves if the stage and the inputs move by their radii. ``shape(stage, inputs)`` returns its shape, by default
-    that of the stage, and raises ``ValueError`` if the quantity does not apply. It ``needs`` an input.
+    that of the stage, and raises ``ValueError`` if the quantity does not apply. It ``required_input`` an input.
     """
 
     name: str
     meaning: str
     compute: Callable[[Array, Mapping[str, Array]], Array]
-    radius: Callable[[Array, Array, Mapping[str, Array], Mapping[str, Array]], Array]
-    shape: Callable[[Shape, Mapping[str, Shape]], Shape] = lambda stage, _: stage
-    needs: str | None = None
+    propagate_radius: Callable[[Array, Array, Mapping[str, Array], Mapping[str, Array]], Array]
+    compute_shape: Callable[[Shape, Mapping[str, Shape]], Shape] = lambda stage, _: stage
+    required_input: str | None = None
 
 
 def _applied_values_radius(
@@ -102,7 +102,7 @@ QUANTITIES: Mapping[str, Quantity] = {
             lambda stage, inputs: np.swapaxes(stage, -1, -2) * inputs["value"],
             _applied_values_radius,
             _applied_values_shape,
-            needs="value",
+            required_input="value",
         ),
     )
 }

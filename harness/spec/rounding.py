@@ -72,7 +72,7 @@ FORMATS: Mapping[str, Format] = {
 
 
 @dataclass(frozen=True)
-class Grid:
+class CodeGrid:
     """The numbers of a narrow format, before they are multiplied by a scale.
 
     ``precision`` counts bits of the significand, 0 if the numbers are whole; ``step`` is the distance of the smallest
@@ -83,30 +83,30 @@ class Grid:
     name: str
     largest: float
     precision: int
-    step: float
-    shorter: float = math.inf
+    smallest_step: float
+    shorter_end: float = math.inf
 
     @property
-    def unit(self) -> float:
+    def unit_roundoff(self) -> float:
         """The unit roundoff; 0 if the numbers are whole."""
         return math.ldexp(1.0, -self.precision) if self.precision else 0.0
 
 
-GRIDS: Mapping[str, Grid] = {
+GRIDS: Mapping[str, CodeGrid] = {
     spec.name: spec
     for spec in (
         # OCP 8-bit Floating Point Specification 1.0, section 5; Open Compute Microscaling Formats 1.0, section 5.3
-        Grid("float8_e4m3fn", 448.0, 4, 2.0**-9),
-        Grid("float8_e5m2", 57344.0, 3, 2.0**-16),
-        Grid("float4_e2m1fn", 6.0, 2, 0.5),
+        CodeGrid("float8_e4m3fn", 448.0, 4, 2.0**-9),
+        CodeGrid("float8_e5m2", 57344.0, 3, 2.0**-16),
+        CodeGrid("float4_e2m1fn", 6.0, 2, 0.5),
         # Noune et al. 2022, arXiv 2206.02915: an exponent one larger, no negative zero
-        Grid("float8_e4m3fnuz", 240.0, 4, 2.0**-10),
-        Grid("float8_e5m2fnuz", 57344.0, 3, 2.0**-17),
+        CodeGrid("float8_e4m3fnuz", 240.0, 4, 2.0**-10),
+        CodeGrid("float8_e5m2fnuz", 57344.0, 3, 2.0**-17),
         # symmetric, so that -128 and -8 are not used
-        Grid("int8", 127.0, 0, 1.0),
-        Grid("int4", 7.0, 0, 1.0),
+        CodeGrid("int8", 127.0, 0, 1.0),
+        CodeGrid("int4", 7.0, 0, 1.0),
         # ggml, quantize_row_q4_0_ref: -8 to 7
-        Grid("q4_0", 8.0, 0, 1.0, shorter=7.0),
+        CodeGrid("q4_0", 8.0, 0, 1.0, shorter_end=7.0),
     )
 }
 
@@ -114,25 +114,25 @@ GRIDS: Mapping[str, Grid] = {
 class ScaleFormat(NamedTuple):
     """The format of a scale.
 
-    ``unit`` is its unit roundoff, and ``least`` an absolute error in addition. If there is a ``second`` scale,
-    ``least`` is relative to the largest scale, which the second scale maps to the code 448. Scales saturate at
-    ``largest``.
+    ``unit_roundoff`` is its unit roundoff, and ``absolute_error`` an absolute error in addition. If it
+    ``has_second_scale``, ``absolute_error`` is relative to the largest scale, which the second scale maps to the code
+    448. Scales saturate at ``largest``.
     """
 
-    unit: float
-    least: float = 0.0
-    second: bool = False
-    is_power: bool = False
+    unit_roundoff: float
+    absolute_error: float = 0.0
+    has_second_scale: bool = False
+    is_power_of_two: bool = False
     largest: float = math.inf
 
 
 SCALE_FORMATS: Mapping[str, ScaleFormat] = {
     "float32": ScaleFormat(0.0),
     **{name: ScaleFormat(FORMATS[name].unit_roundoff, FORMATS[name].underflow) for name in ("float16", "bfloat16")},
-    "float8_e4m3fn": ScaleFormat(2.0**-4, 2.0**-10 / 448, second=True),
+    "float8_e4m3fn": ScaleFormat(2.0**-4, 2.0**-10 / 448, has_second_scale=True),
     "float8_e4m3fn alone": ScaleFormat(2.0**-4, 2.0**-10, largest=448.0),
     # powers of two: below, as OCP Microscaling Formats 1.0, section 6.3, has them, or above
-    "float8_e8m0fnu": ScaleFormat(1.0, is_power=True),
+    "float8_e8m0fnu": ScaleFormat(1.0, is_power_of_two=True),
 }
 
 
@@ -140,23 +140,24 @@ SCALE_FORMATS: Mapping[str, ScaleFormat] = {
 class Quantization:
     """The way an operand of a product is stored: codes of a narrow format, times a scale that elements share.
 
-    ``per`` names what shares one: nothing ("none"), a "tensor", "head", "row" or "channel" of a head, or ``count``
-    "rows" or "columns" in a block, or so many "rows of a channel". ``is_centred`` tells whether a mean is subtracted
-    before, that of the head's rows or of blocks of ``mean_of`` rows, and ``scale_in`` names the format of the scale.
+    ``scale_group`` names what shares one: nothing ("none"), a "tensor", "head", "row" or "channel" of a head, or
+    ``group_size`` "rows" or "columns" in a block, or so many "rows of a channel". ``subtracts_mean`` tells whether a
+    mean is subtracted before, that of the head's rows or of blocks of ``mean_block_rows`` rows, and ``scale_format``
+    names the format of the scale.
     """
 
-    grid: Grid
-    per: str = "none"
-    count: int = 1
-    is_centred: bool = False
-    scale_in: str = "float32"
-    mean_of: int = 0
+    grid: CodeGrid
+    scale_group: str = "none"
+    group_size: int = 1
+    subtracts_mean: bool = False
+    scale_format: str = "float32"
+    mean_block_rows: int = 0
 
     @property
     def scale_error(self) -> float:
         """The relative error of the largest element if its scale is rounded down, so that its code saturates."""
-        kept = SCALE_FORMATS[self.scale_in]
-        return 1 - math.frexp(self.grid.largest)[0] if kept.is_power else kept.unit
+        kept = SCALE_FORMATS[self.scale_format]
+        return 1 - math.frexp(self.grid.largest)[0] if kept.is_power_of_two else kept.unit_roundoff
 
 
 class SumRounding(NamedTuple):
@@ -211,16 +212,16 @@ class RoundingModel:
     prescale_count: int = 4  # n_pre: roundings of the constant and of what it multiplies
     difference_count: int = 4  # c_x: roundings proportional to |x|, x = score - maximum
     maximum_count: int = 2  # c_m: roundings proportional to |m|, m = maximum
-    block: int = 16  # keys per block of an online softmax, at least
+    min_block_keys: int = 16  # keys per block of an online softmax, at least
     product_precision: int = 0  # bits of what meets in a product of matrices; 0: it is not rounded for that
     product_unit: float = 0.0  # u_t: the largest relative error of that rounding, were it a cut
     product_underflow: float = 0.0  # eta_t
-    cut_mean: float = 0.0  # the mean relative error of a stored product that is cut off, at most
+    mean_truncation_error: float = 0.0  # the mean relative error of a stored product that is cut off, at most
     from_log_sum_exp: bool = False  # whether weights may be e^(s - L) in the forward pass, from a stored L
     wide_statistics: bool = False  # whether a log_sum_exp is returned in float32, whatever the other results are in
     weight_step: float = 0.0  # h: the absolute error of what meets the values, which is not that in the row's sum
     largest_sum: float = math.inf  # what a sum of products may be, where its format has less range than the results
-    quantized: tuple[tuple[str, Quantization], ...] = ()  # operands of the products of the forward pass
+    quantized_operands: tuple[tuple[str, Quantization], ...] = ()  # operands of the products of the forward pass
     cuts_sums: bool = False  # whether sums of products are cut off, and not rounded to nearest
     sum_length: float = math.inf  # N: products that are added up so, before their sum is added to others
     promoted_unit: float = 0.0  # what that costs for each product beyond N
@@ -228,7 +229,7 @@ class RoundingModel:
 
     def quantization_of(self, operand: str) -> Quantization | None:
         """Return how an operand of a product is stored; None if it is used as it is."""
-        return dict(self.quantized).get(operand)
+        return dict(self.quantized_operands).get(operand)
 
     @property
     def has_narrow_weights(self) -> bool:
@@ -236,7 +237,7 @@ class RoundingModel:
         return self.weight_step > 0 or self.quantization_of("weights") is not None
 
     @property
-    def for_statistics(self) -> RoundingModel:
+    def for_log_sum_exp(self) -> RoundingModel:
         """The same for a log_sum_exp that is returned: everything before its own storage is as it is.
 
         In base 2 its sum, the constant log(2) and their product are rounded once each.
@@ -254,7 +255,7 @@ class RoundingModel:
         return self.compute_unit < self.output_unit and not self.from_log_sum_exp
 
     @cached_property
-    def for_scores(self) -> RoundingModel:
+    def for_score_product(self) -> RoundingModel:
         """The same for the product of query and key."""
         return self if self.score_sums is None else replace(self, **self.score_sums._asdict())
 
@@ -288,7 +289,7 @@ class RoundingModel:
         return self.product_unit / 2
 
     @property
-    def product_common(self) -> float:
+    def common_product_variance(self) -> float:
         """The variance of a relative error that all products have in common: what cuts take away on the average.
 
         That is at most u_t / 2 of each factor, u_t in all, and mostly 0.7 u_t. It is counted twice, because it is no

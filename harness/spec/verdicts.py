@@ -73,7 +73,7 @@ class PropertyOutcome(_Outcome):
 
 
 _OUTCOMES_WITHOUT_FAILURE = frozenset(PropertyOutcome) - {PropertyOutcome.BROKEN, PropertyOutcome.XPASS}
-MEETS_CLAIM: Mapping[str, frozenset[PropertyOutcome]] = {
+OUTCOMES_MEETING_CLAIM: Mapping[str, frozenset[PropertyOutcome]] = {
     "": _OUTCOMES_WITHOUT_FAILURE,
     "bitwise": frozenset({PropertyOutcome.BITWISE, PropertyOutcome.UNSUPPORTED, PropertyOutcome.FAILED}),
     "within bounds": _OUTCOMES_WITHOUT_FAILURE - {PropertyOutcome.NAN},
@@ -81,11 +81,11 @@ MEETS_CLAIM: Mapping[str, frozenset[PropertyOutcome]] = {
 """By claim: the outcomes that it allows. What could not be run says nothing of a claim."""
 
 
-HARMLESS = frozenset({Verdict.AGREE, Verdict.UNVERIFIED, Verdict.UNSUPPORTED})
+HARMLESS_VERDICTS = frozenset({Verdict.AGREE, Verdict.UNVERIFIED, Verdict.UNSUPPORTED})
 """What makes no run fail; a plain text is found here too, and every row asks."""
 _EXIT_CODES = {
-    **dict.fromkeys(HARMLESS, ExitCode.AGREE),
+    **dict.fromkeys(HARMLESS_VERDICTS, ExitCode.AGREE),
     **dict.fromkeys((Verdict.UNTRIED, Verdict.ERROR, Verdict.TIMEOUT, Verdict.CRASH), ExitCode.NOT_RUN),
 }
-WRONG_NUMBERS = (Verdict.NUMERIC, Verdict.NONFINITE)
+WRONG_NUMBER_VERDICTS = (Verdict.NUMERIC, Verdict.NONFINITE)
 """What a wrong number can be; a wrong shape or dtype is no convention."""

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from attncheck.common.wording import count_noun, format_distinct
-from attncheck.judging.compare import absolute_difference, differing_nonfinite, error_ratio
+from attncheck.judging.compare import absolute_difference, error_ratio, flag_differing_nonfinite
 from attncheck.reading.shapes import format_shape
 from attncheck.reports import panels
 from attncheck.reports.cells import FAILS_A_RUN, CellRow, State, cell_table, distinct_states, is_unsupported_everywhere
@@ -234,7 +234,7 @@ def element_error_ratios(computed: NDArray[Any], reference: NDArray[Any], allowe
         [2.0, inf, nan]
     """
     ratio = error_ratio(absolute_difference(computed, reference), allowed)
-    ratio[differing_nonfinite(computed, reference)] = np.inf
+    ratio[flag_differing_nonfinite(computed, reference)] = np.inf
     ratio[np.isposinf(allowed) | np.isnan(allowed)] = np.nan
     return ratio
 

@@ -19,7 +19,7 @@ from attncheck.backends.contract import Backend, Tensor
 from attncheck.execution.operations import run_operation
 from attncheck.judging.judge_stages import judge_stages
 from attncheck.judging.truth import find_truth
-from attncheck.reading.expected_failures import load_bundled_expected_failures, recorded_empty_rows
+from attncheck.reading.expected_failures import find_recorded_empty_rows, load_bundled_expected_failures
 from attncheck.reading.problem import Problem
 
 Run = Callable[..., dict[str, NDArray[Any]]]
@@ -127,7 +127,7 @@ def _given_without_a_key(name: str, dtype: str) -> dict[str, str]:
     """Return what a mode gives for a row without a key, as it declares or as is known of it; nothing where zeros."""
     framework, _, mode = name.partition(".")
     declared = ALL_ENTRIES[framework].all_modes[mode].conventions
-    recorded = recorded_empty_rows(load_bundled_expected_failures([framework]), name, "any", dtype)
+    recorded = find_recorded_empty_rows(load_bundled_expected_failures([framework]), name, "any", dtype)
     values = [declared["empty_rows"].value] if "empty_rows" in declared else list(recorded)
     return {"empty_rows": values[0]} if values else {}
 
@@ -150,7 +150,7 @@ def judge_mode() -> Callable[..., dict[str, str]]:
             stages = run_operation(prepared.backend, operation, stored, options)
             arrays = {stage: prepared.backend.to_numpy(tensor) for stage, tensor in stages.items()}
         asked = {**options, **({} if operation == "scoring" else _given_without_a_key(name, dtype))}
-        truth = find_truth(Problem(operation, asked, stored, dtype)).for_returned(arrays)
+        truth = find_truth(Problem(operation, asked, stored, dtype)).for_returned_dtypes(arrays)
         shapes = {stage: exact.high.shape for stage, exact in truth.exact.items()}
         found = judge_stages(truth, arrays, shapes, declared.classes[dtype])
         return {judgement.stage: str(judgement.verdict) for judgement in found}

@@ -21,7 +21,7 @@ from attncheck.backends.devices import HIDDEN_DEVICE_VARIABLES, VISIBLE_DEVICE_V
 from attncheck.reports.defects import thread_address
 from attncheck.spec import DTYPES
 from attncheck.spec.classes import rounding_model_named
-from attncheck.spec.options import DECLARABLE
+from attncheck.spec.options import DECLARABLE_CONVENTIONS
 
 ROOT = Path(__file__).parents[2]
 MODES = {f"{entry.name}.{mode.name}": mode for entry in ALL_ENTRIES.values() for mode in entry.all_modes.values()}
@@ -97,7 +97,7 @@ def test_every_mode_says_what_it_is_and_declares_numerical_classes_that_exist_an
         for dtype, rounding_model in mode.classes.items():
             assert rounding_model_named(rounding_model, dtype).dtype == dtype, name
         for option, convention in mode.conventions.items():
-            assert convention.value in {"empty_rows": get_args(EmptyRows), **DECLARABLE}[option], name
+            assert convention.value in {"empty_rows": get_args(EmptyRows), **DECLARABLE_CONVENTIONS}[option], name
             assert len(convention.reason.split()) >= 8, name
             assert thread_address(convention.source), name
         # One that takes the option gives what it is asked for.

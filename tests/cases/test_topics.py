@@ -25,11 +25,11 @@ from attncheck.backends.contract import CODE_FORMATS
 from attncheck.planning.plan import EMPTY_ROWS, Level, levels_in_case, option_levels
 from attncheck.reading import array_kinds
 from attncheck.reading.case import Case, ExpectedStage
-from attncheck.reading.case_maker import SCORES_OF_OPTION
+from attncheck.reading.case_maker import SCORE_KINDS_OF_OPTION
 from attncheck.reading.expected_failures import load_bundled_expected_failures
 from attncheck.reading.inputs import make_exact_inputs
-from attncheck.reading.schema import tag_schema
-from attncheck.reading.selection import TILE_TEMPLATE, for_each_row_of_tile, select_cases
+from attncheck.reading.schema import tag_file_schema
+from attncheck.reading.selection import TILE_TEMPLATE, make_for_each_row_of_tile, select_cases
 from attncheck.reading.shapes import axis_lengths
 from attncheck.spec import (
     DEFAULT_FORMAT,
@@ -84,7 +84,7 @@ def test_every_expected_failure_names_cases_that_there_are() -> None:
 
 
 def test_the_schema_of_tags_is_that_of_the_code_every_file_names_its_own_and_every_named_array_is_used() -> None:
-    assert (ROOT / "tags.schema.json").read_text(encoding="utf-8") == tag_schema()
+    assert (ROOT / "tags.schema.json").read_text(encoding="utf-8") == tag_file_schema()
     for path in YAML_FILES:
         text = path.read_text(encoding="utf-8")
         first = text.splitlines()[0]
@@ -166,7 +166,7 @@ def together(operation: Operation, strength: int) -> Iterator[Levels]:
 def why_never(levels: Levels) -> str:
     """Say why levels cannot meet; empty where they can."""
     texts, options = {level.description for level in levels}, {level.option for level in levels}
-    for option, scores in SCORES_OF_OPTION.items():
+    for option, scores in SCORE_KINDS_OF_OPTION.items():
         if option in options and "score" in options and not texts & {f"score {score}" for score in scores}:
             return f"only {', '.join(scores)} have a {option}"
     for option, inputs in REPLACES.items():
@@ -175,7 +175,7 @@ def why_never(levels: Levels) -> str:
     if "score_bias" in options:
         if "score" in options and not texts & {"score additive", "score general"}:
             return "score_bias is an input of the additive and the bilinear score alone"
-        if options & SCORES_OF_OPTION.keys():
+        if options & SCORE_KINDS_OF_OPTION.keys():
             return "the additive and the bilinear score have neither a scale nor a softcap"
     return next((f"{' and '.join(sorted(pair))} do not meet" for pair in NEVER_TOGETHER if pair <= options), "")
 
@@ -247,7 +247,7 @@ def goes_over_keys(operation: Operation) -> bool:
     return (
         {"Lq"} <= axes
         and bool(axes & {"Lk", "T", "W"})
-        and any(STAGE_SPECS[stage].part in SUM_OVER_KEYS for stage in operation.stages)
+        and any(STAGE_SPECS[stage].computation_part in SUM_OVER_KEYS for stage in operation.stages)
     )
 
 
@@ -258,7 +258,11 @@ def options_at_lengths(operation: Operation) -> set[str]:
     the gradients of attention, attention by another score is attention after the score, and a softmax by itself is a
     step of attention, where its options meet them.
     """
-    if not goes_over_keys(operation) or operation.score or (operation.is_lowered and operation.has_gradients):
+    if (
+        not goes_over_keys(operation)
+        or operation.fixed_score
+        or (operation.is_lowered and operation.computes_gradients)
+    ):
         return set()
     aside = STORED | (HANDED_ON if operation.is_lowered else set())
     return {"", *(option_levels(operation).keys() - aside if operation.name != "softmax" else ())}
@@ -270,7 +274,9 @@ def lengths_of(case: Case) -> list[tuple[int, int]]:
     if not {"cu_seqlens_k", "block_table"} & case.inputs.keys():
         return [(lengths["Lq"], lengths["T"] if "T" in lengths else lengths["Lk"])]
     exact = {
-        name: made.array.astype(int) for name, made in make_exact_inputs(case).items() if case.input_specs[name].whole
+        name: made.array.astype(int)
+        for name, made in make_exact_inputs(case).items()
+        if case.input_specs[name].is_count
     }
     if "block_table" in exact:
         return [(lengths["Lq"], int(keys)) for keys in exact["key_lengths"]]
@@ -353,7 +359,7 @@ def test_the_file_has_the_rows_that_are_made_for_its_tiles() -> None:
     assert own.keys() == {identity for identity in made if identity.startswith(f"{TILE_TEMPLATE}/")}
     for field in ("name", "inputs", "input_shapes", "options", "dtypes", "tags", "judged_stages", "random", "line"):
         assert [name for name, case in own.items() if getattr(case, field) != getattr(made[name], field)] == [], field
-    assert for_each_row_of_tile(128)["whole"] == 128
+    assert make_for_each_row_of_tile(128)["whole"] == 128
 
 
 PUBLISHED = Path(__file__).with_name("published")
@@ -385,7 +391,7 @@ def texts(expected: ExpectedStage) -> list[str]:
     """The numbers of an expectation as they stand in the file, in the order of the document."""
     assert expected.numbers is not None
     numbers = (
-        expected.numbers.laid_out(lambda array: array.swapaxes(-1, -2)) if expected.transpose else expected.numbers
+        expected.numbers.rearrange(lambda array: array.swapaxes(-1, -2)) if expected.transpose else expected.numbers
     )
     return [str(text) for text in numbers.text.ravel()]
 

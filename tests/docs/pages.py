@@ -248,7 +248,7 @@ def small_corpus() -> Iterator[None]:
 
     No other framework is there: which of them are installed makes no difference.
     """
-    before, entries = selection.bundled_cases_folder, dict(BACKENDS)
+    before, entries = selection.find_bundled_cases_folder, dict(BACKENDS)
     table = cast(dict[str, BackendEntry], BACKENDS)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -257,13 +257,13 @@ def small_corpus() -> Iterator[None]:
             (folder / file).parent.mkdir(exist_ok=True)
             (folder / file).write_text("\n  - name: ".join([head, *cases[:count]]), encoding="utf-8")
         (folder / TAG_FILE).write_bytes((ROOT / "cases" / TAG_FILE).read_bytes())
-        selection.bundled_cases_folder = lambda: folder
+        selection.find_bundled_cases_folder = lambda: folder
         table.clear()
         table.update({name: _by_numpy(entries[name]) for name in ("numpy", "torch")})
         try:
             yield
         finally:
-            selection.bundled_cases_folder = before
+            selection.find_bundled_cases_folder = before
             table.clear()
             table.update(entries)
 

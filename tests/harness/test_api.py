@@ -25,8 +25,8 @@ from attncheck.backends import numpy_backend
 from attncheck.common.errors import AttncheckError, UsageError
 from attncheck.common.store import CACHE_VARIABLE
 from attncheck.diagnosis import examine as examining
-from attncheck.diagnosis.failing_evaluations import ReturnedStages
-from attncheck.diagnosis.run import MIN_CONFIRMING
+from attncheck.diagnosis.failing_evaluations import ReturnedStagesLookup
+from attncheck.diagnosis.run import MIN_CONFIRMING_CASES
 from attncheck.execution.worker import Computed
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import make_inputs
@@ -418,13 +418,13 @@ def causal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def examined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The cases that are diagnosed by exact arithmetic."""
     found: list[str] = []
-    examine = examining.examine_outcome
+    examine = examining.judge_and_diagnose_outcome
 
     def noted(blank: Row, case: Case, *arguments: Any) -> Any:
         found.append(case.id)
         return examine(blank, case, *arguments)
 
-    monkeypatch.setattr(examining, "examine_outcome", noted)
+    monkeypatch.setattr(examining, "judge_and_diagnose_outcome", noted)
     return found
 
 
@@ -445,9 +445,9 @@ def test_the_simplest_cases_are_examined_once_after_all_verdicts_and_what_they_n
     rows = result.frames.results
     assert (set(rows["verdict"]), set(rows["diagnosis"])) == ({"numeric"}, {"causality-ignored"})
     assert all(message.startswith("causality is ignored; ") for message in rows["message"])
-    assert len(examined) == MIN_CONFIRMING
+    assert len(examined) == MIN_CONFIRMING_CASES
     assert check(ignoring_causality, cases=[causal]).failures == result.failures
-    assert len(examined) == MIN_CONFIRMING, "what two runs have in common is diagnosed once"
+    assert len(examined) == MIN_CONFIRMING_CASES, "what two runs have in common is diagnosed once"
 
 
 def test_a_case_that_a_name_does_not_explain_is_examined_and_has_no_name(causal: str, examined: list[str]) -> None:
@@ -458,7 +458,7 @@ def test_a_case_that_a_name_does_not_explain_is_examined_and_has_no_name(causal:
     names = {row.case.partition("causal/")[2]: row.diagnosis for row in failures}
     assert names.pop("queries-12") is None
     assert set(names.values()) == {"causality-ignored"}
-    assert (examined[-1].partition("causal/")[2], len(examined)) == ("queries-12", MIN_CONFIRMING + 1)
+    assert (examined[-1].partition("causal/")[2], len(examined)) == ("queries-12", MIN_CONFIRMING_CASES + 1)
 
 
 def test_the_rest_has_no_name_where_the_simplest_cases_say_nothing(causal: str, examined: list[str]) -> None:
@@ -498,7 +498,7 @@ def test_what_an_earlier_part_of_a_run_has_kept_is_read_from_its_folder(tmp_path
     writer = ResultsWriter(tmp_path)
     writer.add_arrays([StoredArray("file/one", "float64", "kernel", "output", output)])
     writer.flush()
-    returned = ReturnedStages(tmp_path, {("kernel", "file/two", "float64"): Computed({"output": output + 1})})
+    returned = ReturnedStagesLookup(tmp_path, {("kernel", "file/two", "float64"): Computed({"output": output + 1})})
     for case, expected in (("file/one", output), ("file/two", output + 1)):
         found = returned(("kernel", case, "float64"))
         assert found is not None

@@ -20,9 +20,9 @@ from attncheck.execution.implementations import Implementation, ImplementationSe
 from attncheck.planning import plan
 from attncheck.reading.expected_failures import (
     ExpectedFailure,
+    find_recorded_empty_rows,
     load_bundled_expected_failures,
     load_expected_failures,
-    recorded_empty_rows,
 )
 from attncheck.reading.selection import select_cases
 from attncheck.reports.frames import Frames, make_frames
@@ -357,7 +357,11 @@ def test_every_backend_has_a_list_that_names_it_and_in_every_case_excuses_one_th
         for expected in load_bundled_expected_failures([name]):
             case = expected.entry.cases[0].replace("*", "x").replace("?", "x")
             assert expected.file == f"backends/expected_failures/{name}.yaml"
-            assert any(expected.names(each, case, dtype) for each in names for dtype in expected.entry.dtypes or DTYPES)
+            assert any(
+                expected.matches_evaluation(each, case, dtype)
+                for each in names
+                for dtype in expected.entry.dtypes or DTYPES
+            )
             if "*" in expected.entry.cases:
                 limit = {"numeric": expected.entry.max_ratio, "semantic": expected.entry.empty_rows}
                 assert limit.get(expected.entry.verdict, True), expected.location
@@ -365,17 +369,17 @@ def test_every_backend_has_a_list_that_names_it_and_in_every_case_excuses_one_th
 
 def test_the_conventions_of_entries_are_those_of_what_they_concern(load: Load) -> None:
     (found,) = load(ENTRY.replace("reason: aligned", "empty_rows: nan\n  reason: aligned"))
-    assert recorded_empty_rows([found], "torch.sdpa", "masking/x", "float32") == ("nan",)
-    assert recorded_empty_rows([found], "torch.eager", "masking/x", "float32") == ()
-    assert recorded_empty_rows(load(ENTRY), "torch.sdpa", "masking/x", "float32") == ()
+    assert find_recorded_empty_rows([found], "torch.sdpa", "masking/x", "float32") == ("nan",)
+    assert find_recorded_empty_rows([found], "torch.eager", "masking/x", "float32") == ()
+    assert find_recorded_empty_rows(load(ENTRY), "torch.sdpa", "masking/x", "float32") == ()
 
 
 def test_an_entry_of_a_property_says_nothing_of_a_call_and_is_broken(load: Load) -> None:
     entry = "- {{implementation: a.b, cases: [x/*]{}, verdict: {}, decided: numeric, reason: it rolls a die}}\n"
     (found,) = load(entry.format(", property: repeated", "broken"))
-    assert found.concerns("a.b", "x/1", "float32", "repeated")
-    assert not found.concerns("a.b", "x/1", "float32", "threads")
-    assert not found.concerns("a.b", "x/1", "float32")
+    assert found.applies_to_evaluation("a.b", "x/1", "float32", "repeated")
+    assert not found.applies_to_evaluation("a.b", "x/1", "float32", "threads")
+    assert not found.applies_to_evaluation("a.b", "x/1", "float32")
     for wrong in (entry.format(", property: repeated", "numeric"), entry.format("", "broken")):
         with pytest.raises(CaseError, match="propert"):
             load(wrong)

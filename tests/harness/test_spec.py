@@ -31,14 +31,14 @@ from attncheck.execution.signatures import FUNCTIONS, INPUTS
 from attncheck.execution.user_call import read_target_declarations
 from attncheck.execution.user_code import Target
 from attncheck.planning.designing import DesignRequest, write_design
-from attncheck.reading.covering import ExcludedLevels, count_combinations, covering_rows
+from attncheck.reading.covering import ExcludedLevels, count_combinations, make_covering_rows
 from attncheck.reading.loader import load_case_file
 from attncheck.spec import (
     GRADIENTS,
     HEADS,
     OPERATIONS,
     OPTIONS,
-    REQUESTED_BY,
+    REQUESTERS_OF_STAGE,
     SCORE_SPECS,
     STAGE_SPECS,
     STAGES,
@@ -58,7 +58,7 @@ def keywords_of(operation: str, score: str | None) -> frozenset[str]:
     own = OPERATIONS[operation]
     named = own.options if score is None else SCORE_SPECS[score].options
     return frozenset(
-        name for name in named if not OPTIONS[name].for_reading and (own.has_projections or name not in HEADS)
+        name for name in named if not OPTIONS[name].only_in_files and (own.has_projections or name not in HEADS)
     )
 
 
@@ -66,7 +66,7 @@ def test_the_contract_has_the_inputs_and_options_of_the_specification_and_no_oth
     for operation, score in KINDS:
         function, _ = function_and_keywords(operation, {} if score is None else {"score": score})
         parameters = dict(list(inspect.signature(getattr(Backend, function)).parameters.items())[1:])
-        inputs = {name: spec for name, spec in input_specs(operation, score).items() if not spec.for_reading}
+        inputs = {name: spec for name, spec in input_specs(operation, score).items() if not spec.only_in_files}
         assert set(parameters) == {*inputs, *keywords_of(operation, score)}
         for name, spec in inputs.items():
             assert parameters[name].default is (inspect.Parameter.empty if spec.required else None), name
@@ -78,7 +78,7 @@ def test_the_contract_has_the_inputs_and_options_of_the_specification_and_no_oth
 
 def test_a_gradient_has_the_axes_of_its_input_and_every_option_belongs_to_an_operation() -> None:
     inputs = OPERATIONS["gated_attention_gradients"].inputs
-    axes = {f"grad_{name}": spec.axes for name, spec in inputs.items() if spec.differentiable}
+    axes = {f"grad_{name}": spec.axes for name, spec in inputs.items() if spec.is_differentiable}
     assert tuple(axes) == GRADIENTS
     assert {name: STAGE_SPECS[name].axes for name in axes} == axes
     assert [field.name for field in fields(Options)] == list(OPTIONS)
@@ -86,7 +86,7 @@ def test_a_gradient_has_the_axes_of_its_input_and_every_option_belongs_to_an_ope
 
 
 def test_a_stage_is_computed_only_where_something_asks_for_it() -> None:
-    for stage, asking in REQUESTED_BY.items():
+    for stage, asking in REQUESTERS_OF_STAGE.items():
         own = next(each for each in OPERATIONS.values() if stage in each.stages)
         required = [name for name, spec in own.inputs.items() if spec.required]
         assert stage not in computed_stages(own.name, {}, required)
@@ -157,7 +157,7 @@ def _whole(shape: tuple[int, ...], low: int, high: int) -> st.SearchStrategy[Arr
 @given(stage=_whole(ROWS, -50, 50), moved=_whole(ROWS, -5, 5), slack=_whole(ROWS, 0, 3))
 def test_row_maxima_move_no_further_than_their_radius(stage: Array, moved: Array, slack: Array) -> None:
     quantity = QUANTITIES["row_maxima"]
-    radius = quantity.radius(np.abs(moved) + slack, stage, {}, {})
+    radius = quantity.propagate_radius(np.abs(moved) + slack, stage, {}, {})
     assert (np.abs(quantity.compute(stage + moved, {}) - quantity.compute(stage, {})) <= radius).all()
 
 
@@ -173,7 +173,7 @@ def test_applied_values_add_up_to_the_output_and_move_so_far(
     quantity = QUANTITIES["applied_values"]
     applied = quantity.compute(weights, {"value": value})
     np.testing.assert_array_equal(applied.sum(axis=-2, keepdims=True), weights @ value)
-    radius = quantity.radius(np.abs(weights_moved), weights, {"value": value}, {"value": np.abs(value_moved)})
+    radius = quantity.propagate_radius(np.abs(weights_moved), weights, {"value": value}, {"value": np.abs(value_moved)})
     moved = quantity.compute(weights + weights_moved, {"value": value + value_moved})
     assert (np.abs(moved - applied) <= radius).all()
 
@@ -184,7 +184,7 @@ def test_applied_values_add_up_to_the_output_and_move_so_far(
 )
 def test_log_weights_move_no_further_than_their_radius(weights: Array, moved: Array) -> None:
     quantity, other = QUANTITIES["log_weights"], np.maximum(weights + moved, 0)
-    radius = quantity.radius(np.abs(other - weights), weights, {}, {})
+    radius = quantity.propagate_radius(np.abs(other - weights), weights, {}, {})
     before, after = quantity.compute(weights, {}), quantity.compute(other, {})
     moves = np.isfinite(radius) & (before != after)
     assert (np.abs(after[moves] - before[moves]) <= radius[moves] * (1 + 1e-12) + 1e-13).all()
@@ -194,7 +194,7 @@ def test_a_mask_is_read_from_what_is_minus_infinity() -> None:
     masked = np.array([[1.0, -np.inf, np.nan, -1e38]])
     np.testing.assert_array_equal(QUANTITIES["allowed"].compute(masked, {}), [[1, 0, np.nan, 1]])
     np.testing.assert_array_equal(QUANTITIES["forbidden"].compute(masked, {}), [[0, 1, np.nan, 0]])
-    radius = QUANTITIES["allowed"].radius(np.array([[2.0, 0.0, np.inf, 1e30]]), masked, {}, {})
+    radius = QUANTITIES["allowed"].propagate_radius(np.array([[2.0, 0.0, np.inf, 1e30]]), masked, {}, {})
     np.testing.assert_array_equal(radius, [[0, 0, np.inf, 0]])
 
 
@@ -202,11 +202,11 @@ def test_the_declared_shape_is_the_computed_one() -> None:
     inputs, radii = {"value": np.ones(VALUE)}, {"value": np.zeros(VALUE)}
     for name, quantity in QUANTITIES.items():
         shape = SINGLE_QUERY if name == "applied_values" else ROWS
-        declared = quantity.shape(shape, {"value": VALUE})
+        declared = quantity.compute_shape(shape, {"value": VALUE})
         assert quantity.compute(np.ones(shape), inputs).shape == declared
-        assert quantity.radius(np.zeros(shape), np.ones(shape), inputs, radii).shape == declared
+        assert quantity.propagate_radius(np.zeros(shape), np.ones(shape), inputs, radii).shape == declared
     with pytest.raises(ValueError, match="needs a single query, got 2"):
-        QUANTITIES["applied_values"].shape((1, 1, 2, 3), {"value": (1, 1, 3, 4)})
+        QUANTITIES["applied_values"].compute_shape((1, 1, 2, 3), {"value": (1, 1, 3, 4)})
 
 
 def plain(query: Any, key: Any, value: Any) -> None: ...
@@ -311,7 +311,7 @@ def test_every_combination_that_is_possible_meets(design: tuple[list[int], int, 
         for row in product(*map(range, sizes))
         if not any(all(row[factor] in levels for factor, levels in each.items()) for each in excluded)
     ]
-    rows = covering_rows(sizes, strength, excluded)
+    rows = make_covering_rows(sizes, strength, excluded)
     assert set(rows) <= set(possible)
     assert len(set(rows)) == len(rows)
 
@@ -327,6 +327,6 @@ FEWEST = {((3,) * 4, 2): 9, ((4,) * 5, 2): 16, ((2,) * 11, 3): 12, ((3, 2, 3, 3,
 
 
 def test_rows_are_the_fewest_where_it_is_known_how_many_these_are_and_are_the_same_each_time() -> None:
-    made = {design: covering_rows(*design) for design in FEWEST}
+    made = {design: make_covering_rows(*design) for design in FEWEST}
     assert {design: len(rows) for design, rows in made.items()} == FEWEST
-    assert made == {design: covering_rows(*design) for design in FEWEST}
+    assert made == {design: make_covering_rows(*design) for design in FEWEST}

@@ -29,14 +29,14 @@ from attncheck.judging.remembered import (
     JUDGING_CODE,
     enclosures_from_bytes,
     enclosures_to_bytes,
+    make_store_key_of_rows,
     rows_from_bytes,
     rows_to_bytes,
-    store_key_of_rows,
 )
 from attncheck.judging.units import Judge, StoredUnit, UnitResult
 from attncheck.reading.case import UNJUDGED_FIELDS, Case
-from attncheck.reading.inputs import RoundedInputs, make_inputs, problem_from_case
-from attncheck.reading.parsed_corpus import READING_CODE
+from attncheck.reading.inputs import RoundedInputs, make_inputs, make_problem_of_case
+from attncheck.reading.parsed_corpus import READING_CODE_MODULES
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row
 from attncheck.spec import Options
@@ -250,7 +250,7 @@ COUNTED = [
         JUDGING_CODE,
         {"execution", "execution.user_code", "results.tables", "wording"},
     ),
-    ("attncheck.reading.loader", READING_CODE, {"backends.entry", "backends.families"}),
+    ("attncheck.reading.loader", READING_CODE_MODULES, {"backends.entry", "backends.families"}),
 ]
 
 
@@ -278,7 +278,7 @@ class Unit:
     def __init__(self, case: Case, dtype: str) -> None:
         self.case, self.dtype = case, dtype
         self.inputs: RoundedInputs = make_inputs(case, dtype)
-        self.outcome: Outcome = evaluate_on_backend(numpy_backend, problem_from_case(case, self.inputs).as_call())
+        self.outcome: Outcome = evaluate_on_backend(numpy_backend, make_problem_of_case(case, self.inputs).as_call())
         self.collected = {"numpy.eager": replace(self.outcome, seconds=1.5)}
 
     def judged(self, store: Store) -> list[Any]:
@@ -287,10 +287,10 @@ class Unit:
         return [*rows, *((each.case, each.implementation, each.stage, each.array.tobytes()) for each in found.arrays)]
 
     def by(self, judge: Judge, found: StoredUnit | None = None) -> UnitResult:
-        return judge.judge(self.case, self.dtype, self.inputs, self.collected, found)
+        return judge.judge_unit(self.case, self.dtype, self.inputs, self.collected, found)
 
     def remembered(self, judge: Judge) -> StoredUnit | None:
-        return judge.remembered(self.case, self.dtype, self.inputs, self.collected)
+        return judge.look_up_stored_unit(self.case, self.dtype, self.inputs, self.collected)
 
 
 @pytest.fixture(scope="module")
@@ -339,8 +339,8 @@ def test_a_key_has_all_that_a_verdict_follows_from(document: Unit) -> None:
         "outcomes": {"one": document.outcome},
         "judged_by": [{"one": "native"}],
     }
-    key = store_key_of_rows(**asked)
-    assert key == store_key_of_rows(**{**asked, "outcomes": {"one": replace(document.outcome, seconds=7.0)}})
+    key = make_store_key_of_rows(**asked)
+    assert key == make_store_key_of_rows(**{**asked, "outcomes": {"one": replace(document.outcome, seconds=7.0)}})
     stage, array = next(iter(document.outcome.stages.items()))
     moved = {**document.outcome.stages, stage: np.nextafter(array, 2, dtype=array.dtype)}
     name, given = next(iter(document.inputs.arrays.items()))
@@ -353,12 +353,12 @@ def test_a_key_has_all_that_a_verdict_follows_from(document: Unit) -> None:
         {"outcomes": {"one": Failure("error", "no")}},
         {"judged_by": [{"one": "float32_accumulation"}]},
     ]
-    assert len({key, *(store_key_of_rows(**{**asked, **other}) for other in others)}) == len(others) + 1
+    assert len({key, *(make_store_key_of_rows(**{**asked, **other}) for other in others)}) == len(others) + 1
 
 
 def test_of_a_case_counts_everything_but_where_it_stands_and_what_it_is_called(document: Unit) -> None:
     def key(case: Case) -> str:
-        return store_key_of_rows(case, document.dtype, document.inputs, {"one": document.outcome}, []).digest
+        return make_store_key_of_rows(case, document.dtype, document.inputs, {"one": document.outcome}, []).digest
 
     same = set()
     for name in (each.name for each in fields(Case)):

@@ -24,9 +24,9 @@ from attncheck.mutation.mutant import Mutant, Subject
 from attncheck.mutation.score import process_pool, run_mutants
 from attncheck.planning.plan import RECORDED_UNITS_FILE, Plan, standard_unit_positions, unit_features
 from attncheck.reading.case import Case
-from attncheck.reading.covering import cover_features
-from attncheck.reading.selection import bundled_cases_folder, select_cases
-from attncheck.spec.options import SIXTEEN_BITS
+from attncheck.reading.covering import choose_to_cover_features
+from attncheck.reading.selection import find_bundled_cases_folder, select_cases
+from attncheck.spec.options import SIXTEEN_BIT_DTYPES
 
 PATH = Path(__file__).resolve().parent / "catches.txt"
 HOW_TO_ACCEPT = (
@@ -80,9 +80,9 @@ def find_candidates(cases: Sequence[Case]) -> Candidates:
     standard = {cases[units[position][0]].id for position in standard_unit_positions(cases, units)}
     first, rest = ([case for case in cases if (case.id in standard) == chosen] for chosen in (True, False))
     found = list(_caught(first, HAND_WRITTEN_FAULTS, exhaustive=True))
-    caught = {(catch.fault, catch.dtype in SIXTEEN_BITS) for catch, _ in found}
+    caught = {(catch.fault, catch.dtype in SIXTEEN_BIT_DTYPES) for catch, _ in found}
     left = [
-        (fault, tuple(dtype for dtype in fault.dtypes if (fault.name, dtype in SIXTEEN_BITS) not in caught))
+        (fault, tuple(dtype for dtype in fault.dtypes if (fault.name, dtype in SIXTEEN_BIT_DTYPES) not in caught))
         for fault in HAND_WRITTEN_FAULTS
     ]
     missed = [replace(fault, dtypes=dtypes) for fault, dtypes in left if dtypes]
@@ -91,7 +91,7 @@ def find_candidates(cases: Sequence[Case]) -> Candidates:
     found += _caught([case for case in others if case.dtypes], missed, exhaustive=False)
     by_pair: dict[tuple[str, bool], list[tuple[Catch, tuple[bool, bool]]]] = defaultdict(list)
     for catch, preference in found:
-        by_pair[catch.fault, catch.dtype in SIXTEEN_BITS].append((catch, preference))
+        by_pair[catch.fault, catch.dtype in SIXTEEN_BIT_DTYPES].append((catch, preference))
     by_far = {pair for pair, of in by_pair.items() if any(is_far for _, (is_far, _) in of)}
     kept = {pair: [each for each in of if each[1][0] or pair not in by_far] for pair, of in by_pair.items()}
     return {
@@ -130,8 +130,10 @@ def choose(cases: Sequence[Case], candidates: Candidates) -> tuple[list[Catch], 
     caught = [of_unit.get((cases[number].id, dtype), {}) for number, dtype in units]
     features = unit_features(dict(enumerate(cases)), units)
     documents = [position for position, (number, _) in enumerate(units) if cases[number].is_document]
-    chosen = cover_features([own | each.keys() for own, each in zip(features, caught, strict=True)], documents)
-    fewest = [chosen[index] for index in cover_features([frozenset(caught[position]) for position in chosen])]
+    chosen = choose_to_cover_features(
+        [own | each.keys() for own, each in zip(features, caught, strict=True)], documents
+    )
+    fewest = [chosen[index] for index in choose_to_cover_features([frozenset(caught[position]) for position in chosen])]
     needed = {(cases[units[position][0]].id, units[position][1]) for position in fewest}
     found = [next(each for each in catches if each[1:3] in needed) for catches in candidates.values()]
     dtypes: dict[str, set[str]] = defaultdict(set)
@@ -146,7 +148,7 @@ def main() -> None:
     catches, needed = choose(cases, find_candidates(cases))
     PATH.write_text(text_of(catches), encoding="utf-8")
     lines = ",\n".join(f" {json.dumps(case)}: {json.dumps(dtypes)}" for case, dtypes in needed.items())
-    (bundled_cases_folder() / RECORDED_UNITS_FILE).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    (find_bundled_cases_folder() / RECORDED_UNITS_FILE).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

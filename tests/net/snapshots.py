@@ -37,7 +37,7 @@ from html_pages import VOID, Element, parse
 
 from attncheck.cli import app
 from attncheck.cli.output import read_frames_of_runs
-from attncheck.diagnosis.readings import CATALOGUE
+from attncheck.diagnosis.readings import READING_CATALOGUE
 from attncheck.spec import PROPERTIES
 
 FOLDER = Path(__file__).resolve().parent
@@ -251,7 +251,7 @@ def _named() -> Iterator[tuple[str, str]]:
         f"attncheck {name}": [flag for each in command.params for flag in (*each.opts, *each.secondary_opts)]
         for name, command in group.commands.items()
     }
-    readings = dict.fromkeys(reading.name for rows in CATALOGUE.values() for reading in rows)
+    readings = dict.fromkeys(reading.name for rows in READING_CATALOGUE.values() for reading in rows)
     kept = {**given, "diagnoses": sorted(readings), "properties": list(PROPERTIES)}
     lines = (textwrap.fill(f"{of}: {' '.join(names)}", 120, break_on_hyphens=False) for of, names in kept.items())
     yield "names.txt", "".join(f"{line}\n" for line in lines)

@@ -12,7 +12,7 @@ from here import command_here
 from tables import tables_beside
 
 from attncheck.common.errors import UsageError
-from attncheck.judging.compare import z_threshold, z_warning_limit
+from attncheck.judging.compare import z_failure_limit, z_warning_limit
 from attncheck.reports import difference
 from attncheck.reports.difference import (
     Difference,
@@ -201,5 +201,5 @@ def test_an_error_grew_where_it_doubled_and_is_beyond_noise_and_the_largest_come
     assert list(changes_of([{"case": name} for name in "abc"], after)["case"]) == ["b", "c", "a"]
     # The limit of noise is that of the third tier.
     assert z_warning_limit(1) == 3.0  # lambda(1) / 2 = sqrt(2 ln(2e6)) / 2 = 2.69
-    assert z_threshold(1024) / 2 == pytest.approx(3.2742, abs=1e-4)  # ln(2 1024 / 1e-6) = 7.6246 + 13.8155
-    assert z_threshold(1024) / 2 == z_warning_limit(1024)
+    assert z_failure_limit(1024) / 2 == pytest.approx(3.2742, abs=1e-4)  # ln(2 1024 / 1e-6) = 7.6246 + 13.8155
+    assert z_failure_limit(1024) / 2 == z_warning_limit(1024)

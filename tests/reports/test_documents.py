@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from attncheck.common.errors import OutputError, UsageError
-from attncheck.reading.case import case_record
+from attncheck.reading.case import make_case_record
 from attncheck.reading.selection import select_cases
 from attncheck.reports.document_model import Coloured, Details, Figure, Mark, PageOnly, Table, Text, plain_text
 from attncheck.reports.documents import DocumentComputation, computations_by_document, expectation_parts
@@ -75,7 +75,7 @@ def test_every_printed_number_is_there_as_it_is_printed(
                     assert len(table.rows) == np.prod(expected.shape)
                     continue
                 given = expected.numbers
-                given = given.laid_out(lambda array: array.swapaxes(-1, -2)) if expected.transpose else given
+                given = given.rearrange(lambda array: array.swapaxes(-1, -2)) if expected.transpose else given
                 assert [plain_text(row[1]).split(" ")[0] for row in table.rows] == list(given.text[given.given])
     (inputs, rows) = {called: of for called, *of in found["masked_self_attention_notebook"][0].given}["q"]
     assert (inputs, rows[3][:2]) == (["query"], ("-0.4541441", "0.49158284"))
@@ -211,7 +211,7 @@ def test_the_worst_error_is_found_written_and_ringed_whatever_is_thinned_out_or_
 
 def test_a_forgotten_tail_is_said_in_words_and_drawn_by_causality_and_width(hand: Any) -> None:
     chosen = select_cases(["attention/*", "kernel_shapes/*"], tiles=[16, 64])
-    records = [case_record(case, chosen.tags) for case in chosen.cases if case.operation == "attention"]
+    records = [make_case_record(case, chosen.tags) for case in chosen.cases if case.operation == "attention"]
     keys = {case["id"]: record_axis_lengths(case)["Lk"] for case in records}
     failing = {case for case, length in keys.items() if length > 16 and length % 16}
     verdicts = {case["id"]: "numeric" if case["id"] in failing else "agree" for case in records}

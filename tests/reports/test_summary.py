@@ -13,7 +13,7 @@ import pytest
 from tables import tables_beside
 
 from attncheck.common.errors import ExitCode
-from attncheck.reading.case import case_record
+from attncheck.reading.case import make_case_record
 from attncheck.reading.selection import select_cases
 from attncheck.reports import ci
 from attncheck.reports.cells import State, cell_table
@@ -254,7 +254,7 @@ def test_a_diagnosis_is_one_defect_at_whatever_stage_and_in_whatever_dtype_it_wa
 def corpus() -> list[dict[str, Any]]:
     """The records of the bundled cases of attention; every case has a shape in words."""
     selection = select_cases()
-    records = [case_record(case, selection.tags) for case in selection.cases]
+    records = [make_case_record(case, selection.tags) for case in selection.cases]
     assert [record["id"] for record in records if "Lq=" not in shape_text(record)] == []
     return [record for record in records if record["operation"] == "attention"]
 

@@ -75,7 +75,7 @@ class Problem(BaseProblem):
 
     def on_walk(self) -> Computation:
         """Return what walks over the graph take."""
-        return Computation.of(self.without_layout().canonical()).in_float64()
+        return Computation.from_problem(self.without_layout().canonical()).in_float64()
 
 
 def failing(judged: JudgedStages) -> dict[str, Verdict]:

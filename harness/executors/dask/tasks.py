@@ -161,7 +161,7 @@ def judge_batch(
         outcomes = {
             group.implementation.name: next(answered) for group, answered in served if unit.dtype in group.dtypes
         }
-        results.append(run.judge.judge(plan.case(unit), unit.dtype, plan.inputs(unit), outcomes))
+        results.append(run.judge.judge_unit(plan.case(unit), unit.dtype, plan.inputs(unit), outcomes))
     descriptions = {job.groups[group].name: answer.description for group, answer in zip(groups, answers, strict=True)}
     seconds = perf_counter() - begun + sum(answer.seconds for answer in answers)
     return pickle.dumps(JudgedBatch(tuple(results), descriptions, seconds), pickle.HIGHEST_PROTOCOL)

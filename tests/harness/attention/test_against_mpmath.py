@@ -16,7 +16,7 @@ import pytest
 from mpmath import cosh, exp, log, mp, mpf, sqrt, tanh
 from problems import NAMES, Array, Problem, draw
 
-from attncheck.attention.oracle import exact_stages
+from attncheck.attention.oracle import enclose_exact_stages
 from attncheck.spec import STAGES, computed_stages, score_kind
 
 
@@ -269,7 +269,9 @@ def hold(problem: Problem, case: str) -> None:
     has_parts = problem.operation == "merge_states"
     asked = set(computed_stages(problem.operation, problem.options, problem.inputs))
     asked |= set() if has_parts or problem.operation == "scoring" else {"masked"}
-    got = exact_stages(problem.canonical() if has_parts else problem, [stage for stage in STAGES if stage in asked])
+    got = enclose_exact_stages(
+        problem.canonical() if has_parts else problem, [stage for stage in STAGES if stage in asked]
+    )
     least = mpf(2) ** -1072  # below it float64 has no numbers; the radius is then the least that there is
     with mp.workprec(200):
         truth = merged(problem) if has_parts else reference(problem)

@@ -10,9 +10,9 @@ import pytest
 from problems import FORWARD, NAMES, Array, Arrays, Problem, draw
 from tables import tables_beside
 
-from attncheck.attention.bounds import accumulated_bounds, introduced_bounds, propagate_radii
+from attncheck.attention.bounds import bound_accumulated_errors, bound_introduced_errors, propagate_radii
 from attncheck.attention.errors import Ball
-from attncheck.attention.oracle import exact_from_returned, exact_stages
+from attncheck.attention.oracle import enclose_exact_stages, evaluate_from_returned_stages
 from attncheck.attention.problem import Computation
 from attncheck.attention.sampling import select_stage_rows
 from attncheck.attention.walk import value_walk
@@ -20,7 +20,7 @@ from attncheck.execution.operations import run_operation
 from attncheck.judging.judge_stages import judge_stages
 from attncheck.mutation.catalogue import CONTROLS, SUBJECTS_BY_NAME
 from attncheck.mutation.judgement import REFERENCE_ROUNDING_MODELS
-from attncheck.reading.lowering import rotary_table_rows
+from attncheck.reading.lowering import select_rotary_table_rows
 from attncheck.spec import OPERATIONS
 from attncheck.spec.classes import rounding_model_named
 from attncheck.spec.rounding import FORMATS
@@ -38,30 +38,30 @@ every_forward_problem = pytest.mark.parametrize("name", FORWARD)
 @every_forward_problem
 def test_float64_values_are_exact_and_a_bound_from_the_inputs_is_accumulated(name: str) -> None:
     problem = draw(name).laid_out()
-    exact, computation = exact_stages(problem), Computation.of(problem)
+    exact, computation = enclose_exact_stages(problem), Computation.from_problem(problem)
     highs = {stage: each.high for stage, each in exact.items()}
     values = value_walk(computation.in_float64())
-    bounds, accumulated = (accumulated_bounds(problem, rounding, highs) for rounding in (DOUBLE, SINGLE))
+    bounds, accumulated = (bound_accumulated_errors(problem, rounding, highs) for rounding in (DOUBLE, SINGLE))
     for stage, high in highs.items():
-        value = computation.in_float64().without_added_key(stage, values.node(stage))
-        assert (exact[stage].error_of(value) <= bounds[stage].max_error + exact[stage].radius).all(), stage
-        introduced = introduced_bounds(computation, SINGLE, {}, {stage: high})
+        value = computation.in_float64().without_added_key(stage, values.evaluate(stage))
+        assert (exact[stage].distance_to(value) <= bounds[stage].max_error + exact[stage].radius).all(), stage
+        introduced = bound_introduced_errors(computation, SINGLE, {}, {stage: high})
         if problem.operation == "multi_head_attention" and stage not in problem.inputs:
             assert introduced is None, stage  # without the projections that were returned
             continue
         for part in ("max_error", "sigma"):
             own, other = getattr(introduced[stage], part), getattr(accumulated[stage], part)
             np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-30)
-    assert list(accumulated_bounds(problem, SINGLE, highs, [stage])) == [stage]
+    assert list(bound_accumulated_errors(problem, SINGLE, highs, [stage])) == [stage]
 
 
 @every_forward_problem
 def test_some_rows_are_those_of_the_whole(name: str) -> None:
     problem, rows = draw(name).laid_out(), np.array([1, 3])
     of_rows = draw(name).laid_out(rows)
-    whole, part = exact_stages(problem), exact_stages(of_rows)
+    whole, part = enclose_exact_stages(problem), enclose_exact_stages(of_rows)
     bounds, own = (
-        accumulated_bounds(plain, SINGLE, {stage: each.high for stage, each in exact.items()})
+        bound_accumulated_errors(plain, SINGLE, {stage: each.high for stage, each in exact.items()})
         for plain, exact in ((problem, whole), (of_rows, part))
     )
     assert list(whole) == list(part)
@@ -74,10 +74,10 @@ def test_some_rows_are_those_of_the_whole(name: str) -> None:
 
 @every_forward_problem
 def test_names_that_are_no_stages_are_nobodys_predecessors(name: str) -> None:
-    whole = exact_stages(draw(name).laid_out())
+    whole = enclose_exact_stages(draw(name).laid_out())
     for stage, exact in whole.items():
         nobody = {"exponentials": np.ones(1), "product": np.ones(1)}  # nodes of the oracle's own
-        found = exact_from_returned(Computation.of(draw(name).laid_out()), nobody, [stage])
+        found = evaluate_from_returned_stages(Computation.from_problem(draw(name).laid_out()), nobody, [stage])
         np.testing.assert_array_equal(found[stage].high, exact.high)
 
 
@@ -98,16 +98,16 @@ def test_formats_have_the_numbers_that_their_libraries_state() -> None:
 
 def test_what_a_masked_key_holds_changes_no_bound_and_none_follows_from_what_is_not_finite() -> None:
     problem = Problem("attention", {}, draw("attention").inputs | {"mask": np.arange(6) < 5}).stored("float32")
-    exact, value = {stage: each.high for stage, each in exact_stages(problem).items()}, problem.inputs["value"]
-    clean = accumulated_bounds(problem, SINGLE, exact)["output"].max_error
+    exact, value = {stage: each.high for stage, each in enclose_exact_stages(problem).items()}, problem.inputs["value"]
+    clean = bound_accumulated_errors(problem, SINGLE, exact)["output"].max_error
     for poison in (np.inf, np.nan, 3e38):
         poisoned = problem.with_inputs(value=np.where(np.arange(6)[:, None] == 5, np.float32(poison), value))
-        np.testing.assert_array_equal(accumulated_bounds(poisoned, SINGLE, exact)["output"].max_error, clean)
-    computation, stages = Computation.of(draw("attention").canonical()), draw("attention").returned()
+        np.testing.assert_array_equal(bound_accumulated_errors(poisoned, SINGLE, exact)["output"].max_error, clean)
+    computation, stages = Computation.from_problem(draw("attention").canonical()), draw("attention").returned()
     for poison in (0.0, np.nan, np.inf):
         broken = stages | {"scores": np.where(np.arange(6) == 2, poison, stages["scores"])}
         for stage in ("weights", "log_sum_exp", "output"):  # the output follows from the weights
-            found = introduced_bounds(computation, SINGLE, broken, {stage: stages[stage]})
+            found = bound_introduced_errors(computation, SINGLE, broken, {stage: stages[stage]})
             assert (found is not None) == (poison == 0 or stage == "output")
 
 
@@ -158,8 +158,8 @@ def test_no_right_way_to_compute_exceeds_its_bounds(name: str) -> None:
                 count += 1
                 shapes = {stage: exact.shape for stage, exact in truth.exact.items()}
                 model = control.rounding_models.get(dtype, REFERENCE_ROUNDING_MODELS.get(dtype, ""))
-                assert truth.bounds.of(model).keys() == truth.exact.keys()
-                found = judge_stages(truth.for_returned(stages), stages, shapes, model)
+                assert truth.bounds.bounds_by_stage(model).keys() == truth.exact.keys()
+                found = judge_stages(truth.for_returned_dtypes(stages), stages, shapes, model)
             wrong = [each for each in found if each.verdict is not Verdict.AGREE]
             offenders += [(control.name, dtype, regime, each.stage, each.message) for each in wrong]
     assert offenders == []
@@ -174,11 +174,11 @@ def test_bounds_are_not_idle(name: str) -> None:
         problem = draw(name, 10 + seed).stored("float32")
         truth = problem.truth("float32")
         for stage, array in problem.returned().items():
-            exact, bound = truth.exact[stage], truth.bounds.of("native")[stage].max_error
+            exact, bound = truth.exact[stage], truth.bounds.bounds_by_stage("native")[stage].max_error
             size = np.abs(exact.high[np.isfinite(exact.high)]).max(initial=1e-3)
             assert bound.max(initial=0) <= U32 * 500 * max(size, 10.0), stage
             known = (bound > 0) & np.isfinite(exact.high)
-            largest = max(largest, float((exact.error_of(array)[known] / bound[known]).max(initial=0)))
+            largest = max(largest, float((exact.distance_to(array)[known] / bound[known]).max(initial=0)))
     assert largest > 0.015 or set(truth.exact) == {"masked"}
 
 
@@ -191,7 +191,10 @@ def test_a_sum_over_weights_made_again_is_within_the_bounds_of_peaked_rows() -> 
         problem = Problem(GRADIENTS, {}, inputs | {"query": 9 * inputs["query"], "key": 9 * inputs["key"]})
         stages = run_operation(control.backend, GRADIENTS, problem.inputs, {})
         truth = problem.truth("float64")
-        error, bound = truth.exact["grad_query"].error_of(stages["grad_query"]), truth.bounds.of("native")["grad_query"]
+        error, bound = (
+            truth.exact["grad_query"].distance_to(stages["grad_query"]),
+            truth.bounds.bounds_by_stage("native")["grad_query"],
+        )
         assert (error <= bound.max_error).all()
         beside.append((error / bound.max_error).max())
     assert max(beside) > 0.01
@@ -212,9 +215,9 @@ def test_heads_added_up_in_16_bits_are_within_the_bounds_of_such_kernels_alone()
         for part in parts[0]:
             total = (total + part).astype(np.float16)
         truth = Problem(GRADIENTS, {}, inputs).truth("float16")
-        error = truth.exact["grad_value"].error_of(total[np.newaxis, np.newaxis])
-        assert (error <= truth.bounds.of("fused_bwd")["grad_value"].max_error).all()
-        beyond += (error > truth.bounds.of("fused")["grad_value"].max_error).any()
+        error = truth.exact["grad_value"].distance_to(total[np.newaxis, np.newaxis])
+        assert (error <= truth.bounds.bounds_by_stage("fused_bwd")["grad_value"].max_error).all()
+        beyond += (error > truth.bounds.bounds_by_stage("fused")["grad_value"].max_error).any()
     assert beyond > 0
 
 
@@ -230,7 +233,7 @@ def test_a_fill_is_rounded_to_the_dtype_and_beyond_it_is_minus_infinity() -> Non
 
 # Radii.
 
-NUMBERS = [name for name in FORWARD if OPERATIONS[draw(name).operation].has_numbers]
+NUMBERS = [name for name in FORWARD if OPERATIONS[draw(name).operation].can_have_expected_numbers]
 LOOSE, TIGHT = (tables_beside(__file__)[name] for name in ("radii of several steps", "radii of one step"))
 
 
@@ -246,10 +249,10 @@ def draw_radii(problem: Problem, size: float, random: np.random.Generator) -> Ar
 
 def balls_of(problem: Problem, radii: Arrays) -> dict[str, Ball]:
     """Return the balls of every stage."""
-    counts = {name: array for name, array in problem.inputs.items() if problem.specs[name].whole}
+    counts = {name: array for name, array in problem.inputs.items() if problem.input_specs[name].is_count}
     given = {**radii, **counts}
     laid_out = Problem(problem.operation, problem.options, given).laid_out().inputs
-    return propagate_radii(problem.laid_out(), {**laid_out, **rotary_table_rows(given, of_past=(0, 0))})
+    return propagate_radii(problem.laid_out(), {**laid_out, **select_rotary_table_rows(given, of_past=(0, 0))})
 
 
 @pytest.mark.parametrize("name", NUMBERS)

@@ -52,8 +52,8 @@ def drawn(rng: np.random.Generator, *shape: int, spread: float = 1.0) -> Array:
 def both_of(high: Array, low: Array | None = None, radius: Array | None = None, side: float = 0.0) -> Any:
     """Return double words, and what they stand for as balls: ``side`` times the radius away from the middle."""
     low, radius = (np.zeros(high.shape) if part is None else part for part in (low, radius))
-    exact = Balls.of_numbers(high) + Balls.of_numbers(low)
-    return DoubleWords((high, low, radius)), exact + Balls.of_numbers(radius) * side
+    exact = Balls.from_finite_numbers(high) + Balls.from_finite_numbers(low)
+    return DoubleWords((high, low, radius)), exact + Balls.from_finite_numbers(radius) * side
 
 
 def computed(rng: np.random.Generator, *shape: int, size: float = 1.0, side: float = 0.0) -> Any:
@@ -209,7 +209,7 @@ def test_every_slice_that_a_number_needs_is_taken() -> None:
 def test_what_is_exactly_zero_stays_so_and_what_is_not_finite_is_unknown() -> None:
     zero, number, huge, tiny = (both_of(np.full((2, 3), value))[0] for value in (0.0, 1.5, 1e200, 1e-200))
     for found in (zero * number, zero / number, zero @ number.transposed(), zero.sum(-1), zero.tanh(), zero.sqrt()):
-        assert found.is_zero().all()
+        assert found.flag_zeros().all()
     root = -number.sqrt() * huge * huge
     for found in (huge * huge, huge.exp(), huge @ (huge * number).transposed(), number / zero, root):
         assert np.isinf(found.high_low_radius()[2]).all()
@@ -220,11 +220,11 @@ def test_what_is_exactly_zero_stays_so_and_what_is_not_finite_is_unknown() -> No
 
 def test_what_is_small_is_small_beside_a_scale_alone() -> None:
     number = both_of(np.full((1, 2), 3.0), radius=np.array([[2.0**-92, 2.0**-80]]))[0]
-    one, infinite = DoubleWords.of_numbers(np.ones((1, 1))), np.full((1, 1), np.inf)
-    assert number.has_small_radius(one, 2.0**-90).tolist() == [[True, False]]
-    assert number.has_small_radius(one * 2.0**20, 2.0**-90).all()
+    one, infinite = DoubleWords.from_finite_numbers(np.ones((1, 1))), np.full((1, 1), np.inf)
+    assert number.flag_small_radii(one, 2.0**-90).tolist() == [[True, False]]
+    assert number.flag_small_radii(one * 2.0**20, 2.0**-90).all()
     unknown, beside = both_of(np.ones((1, 1)), radius=infinite)[0], both_of(infinite)[0]
-    assert not unknown.has_small_radius(beside, 2.0**-90)
+    assert not unknown.flag_small_radii(beside, 2.0**-90)
 
 
 def test_each_number_is_the_same_wherever_it_lies_in_a_larger_array(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,13 @@ from problems import Array, Problem, draw
 from attncheck.attention import oracle
 from attncheck.attention.balls import Balls
 from attncheck.attention.double_words import DoubleWords
-from attncheck.attention.exact_array import Enclosure, enclose
-from attncheck.attention.oracle import OutsideDomain, PrecisionExhausted, exact_from_returned, exact_stages
+from attncheck.attention.exact_array import Enclosure, make_enclosure
+from attncheck.attention.oracle import (
+    OutsideDomain,
+    PrecisionExhausted,
+    enclose_exact_stages,
+    evaluate_from_returned_stages,
+)
 from attncheck.attention.problem import Computation
 
 INF = float("inf")
@@ -64,14 +69,14 @@ def enclosure(high: list[float], low: list[float] | None = None) -> Enclosure:
 def test_the_truth_lies_within_the_radius(numerator: int, denominator: int, exponent: int, precision: int) -> None:
     truth = Fraction(numerator, denominator) * Fraction(10) ** exponent
     with ctx.workprec(precision):
-        got = enclose(balls(arb(fmpq(truth.numerator, truth.denominator))))
-    rounded, radius = got.rounded(), Fraction(float(got.radius[0]))
+        got = make_enclosure(balls(arb(fmpq(truth.numerator, truth.denominator))))
+    rounded, radius = got.round_for_storage(), Fraction(float(got.radius[0]))
     limits = abs(truth) * Fraction(2) ** -50, max(2 * radius, abs(truth) * Fraction(2) ** -67)
     for found, limit in zip((got, rounded), limits, strict=True):
         high, low, own = (Fraction(float(part[0])) for part in (found.high, found.low, found.radius))
         assert abs(truth - high - low) <= own
         assert own <= max(limit, Fraction(2) ** -1072)
-    again = rounded.rounded()
+    again = rounded.round_for_storage()
     assert (again.low.tobytes(), again.radius.tobytes()) == (rounded.low.tobytes(), rounded.radius.tobytes())
 
 
@@ -83,18 +88,18 @@ def test_error_is_right_to_51_bits(high: float, other: float, part: float, steps
     low = part * float(np.spacing(abs(high)))
     for candidate in (other, high, high + steps * float(np.spacing(high))):
         error = abs(Fraction(candidate) - Fraction(high) - Fraction(low))
-        got = Fraction(enclosure([high], [low]).error_of(np.array([candidate]))[0])
+        got = Fraction(enclosure([high], [low]).distance_to(np.array([candidate]))[0])
         assert abs(got - error) <= error * Fraction(2) ** -51
 
 
 def test_errors_of_infinities_and_nan_and_what_is_exact_or_open() -> None:
     for exact, errors in ((1.0, [INF, INF, INF, 0]), (-INF, [INF, 0, INF, INF]), (INF, [0, INF, INF, INF])):
-        assert enclosure([exact] * 4).error_of(np.array([INF, -INF, np.nan, 1.0])).tolist() == errors
-    assert enclosure([-1.5e308]).error_of(np.array([1.5e308])) == INF
-    got = enclose(balls(arb(7), arb(3), arb(0)).reshaped((1, 3)).keep_allowed(np.array([[False, True, True]])))
+        assert enclosure([exact] * 4).distance_to(np.array([INF, -INF, np.nan, 1.0])).tolist() == errors
+    assert enclosure([-1.5e308]).distance_to(np.array([1.5e308])) == INF
+    got = make_enclosure(balls(arb(7), arb(3), arb(0)).reshaped((1, 3)).mask_forbidden(np.array([[False, True, True]])))
     assert (got.high.tolist(), got.low.tolist(), got.radius.tolist()) == ([[-INF, 3, 0]], [[0, 0, 0]], [[0, 0, 0]])
     for ball in (arb("1e400"), -arb("1e400"), arb("nan"), arb(0, arb("inf"))):  # float64 cannot bound it
-        assert enclose(balls(ball)).radius[0] == enclose(balls(ball)).rounded().radius[0] == INF
+        assert make_enclosure(balls(ball)).radius[0] == make_enclosure(balls(ball)).round_for_storage().radius[0] == INF
 
 
 # Extremes.
@@ -107,10 +112,10 @@ def test_scores_beyond_float64_still_have_exact_weights(size: float, expected: l
         "key": np.array([[[[1.0] * 3, [2.0] * 3]]]) * abs(size),
         "value": np.array([[[[1e300], [-1e-300]]]]),
     }
-    exact = exact_stages(Problem("attention", {}, inputs))
-    assert exact["weights"].error_of(np.array(expected).reshape(1, 1, 1, 2)).max() <= 5e-324
+    exact = enclose_exact_stages(Problem("attention", {}, inputs))
+    assert exact["weights"].distance_to(np.array(expected).reshape(1, 1, 1, 2)).max() <= 5e-324
     output = exact["output"]
-    assert (output.error_of(np.array([expected]) @ inputs["value"]) <= output.radius).all()
+    assert (output.distance_to(np.array([expected]) @ inputs["value"]) <= output.radius).all()
     assert (output.radius <= max(2.0**-100 * abs(output.high.item()), 1e-323)).all()
     if abs(size) > 1:
         assert np.isinf([*exact["scores"].high.flat, *exact["scores"].radius.flat]).all()
@@ -118,9 +123,9 @@ def test_scores_beyond_float64_still_have_exact_weights(size: float, expected: l
 
 
 def test_large_scores_that_float64_tells_apart_and_weights_below_the_least_float_are_known() -> None:
-    close = exact_stages(softmax_of(1e300, np.nextafter(1e300, 0), -1e300))
+    close = enclose_exact_stages(softmax_of(1e300, np.nextafter(1e300, 0), -1e300))
     assert (close["weights"].high.tolist(), close["log_sum_exp"].high.item()) == ([[[[1, 0, 0]]]], 1e300)
-    exact = exact_stages(softmax_of(0, -781))["weights"]
+    exact = enclose_exact_stages(softmax_of(0, -781))["weights"]
     assert exact.high[0, 0, 0, 1] == exact.low[0, 0, 0, 1] == 0
     with mp.workprec(200):
         assert 0 < mp.exp(-781) <= mpf(float(exact.radius[0, 0, 0, 1]))
@@ -130,7 +135,7 @@ def test_large_scores_that_float64_tells_apart_and_weights_below_the_least_float
 def test_an_empty_row_has_an_output_of_exactly_zero() -> None:
     inputs = {name: normal(1, 1, 96, 80, seed=3) for name in ("query", "key", "value")}  # FLINT's blocked product
     mask = np.broadcast_to(np.arange(96)[:, np.newaxis] != 5, (96, 96))
-    output = exact_stages(Problem("attention", {}, inputs | {"mask": mask}), ["output"])["output"]
+    output = enclose_exact_stages(Problem("attention", {}, inputs | {"mask": mask}), ["output"])["output"]
     assert not any(part[0, 0, 5].any() for part in (output.high, output.low, output.radius))
     assert output.high[0, 0, 4].all()
 
@@ -166,7 +171,7 @@ def test_precision_is_raised_where_it_must_be(
         return attempt(parts, stages)
 
     monkeypatch.setattr(oracle, "_try_by_rows", counted)
-    exact = exact_stages(cancelling(**options), [stage])[stage]
+    exact = enclose_exact_stages(cancelling(**options), [stage])[stage]
     assert tried == precisions
     assert (exact.radius > 0).all()
     assert (exact.radius <= 2.0**-80 * (2.0**201 if of_terms else np.abs(exact.high))).all()
@@ -181,7 +186,7 @@ def test_when_no_precision_suffices_it_says_so_and_leaves_flint_as_it_was(monkey
     before = flint.ctx.prec
     monkeypatch.setattr(oracle, "MAX_PRECISION", 128)
     with pytest.raises(PrecisionExhausted, match="attention: weights not settled with 128 bits"):
-        exact_stages(cancelling(), ["weights"])
+        enclose_exact_stages(cancelling(), ["weights"])
     assert flint.ctx.prec == before
 
 
@@ -194,17 +199,17 @@ def test_inputs_outside_the_domain_are_named(name: str) -> None:
         inputs = {each: array.copy() for each, array in PLAIN.items()} | {"bias": np.zeros((4, 5))}
         inputs[name][..., -1, -1] = poison
         if (name, poison) == ("bias", -INF):
-            assert exact_stages(Problem("attention", {}, inputs))["biased"].high[0, 0, -1, -1] == -INF
+            assert enclose_exact_stages(Problem("attention", {}, inputs))["biased"].high[0, 0, -1, -1] == -INF
             continue
         with pytest.raises(OutsideDomain, match=f"^{name} ") as caught:
-            exact_stages(Problem("attention", {}, inputs))
+            enclose_exact_stages(Problem("attention", {}, inputs))
         assert caught.value.input_name == name
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
 def test_divisions_by_zero_and_what_the_oracle_does_not_know_are_refused() -> None:
     cosine = "scoring", {"score": "cosine"}, {"query": np.ones((2, 3)), "key": np.eye(4, 3)}
-    assert exact_stages(Problem("attention", {"scale": None, "window": None}, PLAIN))
+    assert enclose_exact_stages(Problem("attention", {"scale": None, "window": None}, PLAIN))
     for problem, error, says in (
         (("attention", {"softcap": 0.0}, PLAIN), OutsideDomain, "softcap is 0"),
         (cosine, OutsideDomain, "key has a vector of length 0"),
@@ -216,9 +221,9 @@ def test_divisions_by_zero_and_what_the_oracle_does_not_know_are_refused() -> No
         (("convolution", {}, PLAIN), ValueError, "no convolution with anything"),
     ):
         with pytest.raises(error, match=says):
-            exact_stages(Problem(*problem))
+            enclose_exact_stages(Problem(*problem))
     with pytest.raises(ValueError, match="softmax has no raw_scores"):
-        exact_stages(softmax_of(1, 2), ["raw_scores"])
+        enclose_exact_stages(softmax_of(1, 2), ["raw_scores"])
 
 
 # From an implementation's own stages.
@@ -230,7 +235,7 @@ UNCAPPED = Problem("attention", {"is_causal": True}, MASKED.inputs)
 
 
 def follows(problem: Problem, stage: str, **returned: Array) -> Enclosure | None:
-    exact = exact_from_returned(Computation.of(problem), returned, [stage])
+    exact = evaluate_from_returned_stages(Computation.from_problem(problem), returned, [stage])
     return None if exact is None else exact[stage]
 
 
@@ -245,7 +250,7 @@ def test_each_stage_follows_from_the_nearest_that_was_returned() -> None:
         ("output", {"context": of_heads, "weights": weights}, weights @ PLAIN["value"]),  # context is a layer's alone
     ):
         found = follows(MASKED, stage, **returned)
-        assert found.error_of(expected).max() < 1e-14
+        assert found.distance_to(expected).max() < 1e-14
     for stage in ("weights", "log_sum_exp"):
         for returned, logits in (
             ({"biased": other, "scores": scores}, other),
@@ -253,12 +258,12 @@ def test_each_stage_follows_from_the_nearest_that_was_returned() -> None:
             # The sum of the exponentials does not follow from the weights, nor they from it.
             ({"biased": other, "weights": scores, "log_sum_exp": scores[..., 0]}, other),
         ):
-            exact = exact_stages(Problem("softmax", {}, {"scores": np.where(allowed, logits, -INF)}))[stage]
+            exact = enclose_exact_stages(Problem("softmax", {}, {"scores": np.where(allowed, logits, -INF)}))[stage]
             found = follows(MASKED, stage, **returned)
             assert agree(found, exact)
     scaled = draw("scaled dot").laid_out()  # a scale may be applied before the product
     found = follows(scaled, "scores", raw_scores=np.zeros((2, 4, 5, 6)))
-    assert np.array_equal(found.high, exact_stages(scaled)["scores"].high)
+    assert np.array_equal(found.high, enclose_exact_stages(scaled)["scores"].high)
 
 
 @pytest.mark.parametrize("poison", [np.nan, INF, -INF])

@@ -30,13 +30,13 @@ from traded_kernels import (
 
 from attncheck import check
 from attncheck.asking.accuracy import format_accuracy, measure_accuracy, small_cases
-from attncheck.attention.errors import Operand, logits_from_values, quantized_operand
-from attncheck.attention.softmax import softmax, softmax_error
+from attncheck.attention.errors import Operand, logits_from_values, quantize_operand
+from attncheck.attention.softmax import compute_softmax_error, softmax
 from attncheck.attention.weighted_mean import max_mean_change
 from attncheck.execution.call import Limits
 from attncheck.reading.selection import select_cases
 from attncheck.reports.summary import headline
-from attncheck.spec.classes import PRESETS, checked_class_name, rounding_model_named
+from attncheck.spec.classes import ROUNDING_PRESETS, rounding_model_named, validate_class_name
 from attncheck.spec.rounding import GRIDS, SCALE_FORMATS, Quantization
 from attncheck.spec.verdicts import Verdict
 
@@ -67,12 +67,12 @@ def test_a_class_is_composed_of_its_parts_and_is_otherwise_the_one_that_it_is_li
     assert changed("fused with weights int8") == only(weight_step=1 / 254)
     assert changed(INT8) == only(quantized=(("key", Quantization(GRIDS["int8"], "rows", 64)),))
     eight = {"weight_unit": 2.0**-4, "weight_step": 2.0**-10}
-    per_query = Quantization(GRIDS["int8"], "rows of a channel", 16, is_centred=True, mean_of=128)
+    per_query = Quantization(GRIDS["int8"], "rows of a channel", 16, subtracts_mean=True, mean_block_rows=128)
     assert changed("fused with query int8 per 16 rows of a channel less mean of 128 rows") == only(
         quantized=(("query", per_query),)
     )
     assert changed("fused_fp8") == changed("fused with weights float8_e4m3fn") == only(**eight)
-    for name in PRESETS:
+    for name in ROUNDING_PRESETS:
         assert rounding_model_named(name, "bfloat16").rounding_model == name
 
 
@@ -84,10 +84,10 @@ def test_a_class_is_declared_by_its_name_or_by_its_parts() -> None:
         ({"like": "eager", "exp": 0.001, "sums": "float16"}, "eager with exp 0.001 and sums float16"),
         ({"like": "fused", "key": "int8 per 64 rows  less mean"}, f"{INT8} less mean"),
     ):
-        assert checked_class_name(given_class, "float16") == name
+        assert validate_class_name(given_class, "float16") == name
     for wrong, message in tables_beside(__file__)["no_classes"]:
         with pytest.raises(ValueError, match=re.escape(message)):
-            checked_class_name(wrong, "float16")
+            validate_class_name(wrong, "float16")
 
 
 @settings(max_examples=60)
@@ -109,11 +109,11 @@ def test_codes_with_scales_stay_within_their_error(
     quantization = Quantization(GRIDS[grid], per, int(random.integers(1, 5)), is_centred, scale_in)
     mean = array.mean(axis=-2, keepdims=True) if is_centred else np.zeros((), np.float32)
     found = codes_with_scales(array - mean, quantization).astype(np.float64) + mean
-    rounding = replace(rounding_model_named("fused", "float16"), quantized=(("key", quantization),))
-    operand = quantized_operand("key", Operand(array.astype(np.float64)), rounding)
+    rounding = replace(rounding_model_named("fused", "float16"), quantized_operands=(("key", quantization),))
+    operand = quantize_operand("key", Operand(array.astype(np.float64)), rounding)
     assert operand.max_error is not None
     assert (np.abs(found - array) <= operand.max_error).all()
-    assert quantized_operand("query", operand, rounding) is operand
+    assert quantize_operand("query", operand, rounding) is operand
 
 
 def test_right_kernels_hold_the_class_that_they_declare_and_are_told_of_without_it() -> None:
@@ -156,7 +156,7 @@ def test_what_queries_and_keys_have_in_common_is_given_back() -> None:
             assert all(each.verdict is Verdict.AGREE for each in judged) == is_given_back, name
     # Within a whole block, codes are finer by as much as the mean takes away.
     query = Operand(problem.inputs["query"].astype(np.float64))
-    errors = quantized_operand("query", query, rounding_model_named("sage3", "float16")).max_error
+    errors = quantize_operand("query", query, rounding_model_named("sage3", "float16")).max_error
     assert errors is not None
     assert 5 * errors[..., :128, :].mean() < errors[..., 128:, :].mean()
 
@@ -167,10 +167,10 @@ def test_a_mean_moves_furthest_where_weights_are_at_their_ends() -> None:
     logits[0, 0, 1, 3:] = -np.inf
     error = logits_from_values(logits, np.abs(random.normal(size=logits.shape)))
     both = softmax(logits)
-    rows, mean = softmax_error(error, *both, rounding_model_named("fused", "float16")), both.weights @ value
+    rows, mean = compute_softmax_error(error, *both, rounding_model_named("fused", "float16")), both.weights @ value
     largest = np.zeros_like(mean)
     for signs in itertools.product((-1, 1), repeat=7):
-        weights = rows.weights * np.exp(rows.exponent * signs)
+        weights = rows.weights * np.exp(rows.max_exponent_error * signs)
         largest = np.maximum(largest, np.abs(weights @ value / weights.sum(axis=-1, keepdims=True) - mean))
     np.testing.assert_allclose(max_mean_change(rows, value, mean), largest, rtol=1e-9)
 
@@ -204,7 +204,7 @@ def test_operands_of_products_on_the_way_back_are_held_to_their_codes() -> None:
         inputs["grad_output"] = random.normal(size=(1, 2, 70, 6)) + turn % 2
         problem = Problem("attention_gradients", {}, inputs).stored("float16")
         name = "fused with " + " and ".join(f"{operand} {codes}" for operand in operands)
-        stored = dict(rounding_model_named(name, "float16").quantized)
+        stored = dict(rounding_model_named(name, "float16").quantized_operands)
         for coding, holds in ((codes_with_scales, True), (_with_the_scales_of_the_next_head, False)):
             found = gradients(**problem.inputs, stored=stored, coding=coding)
             verdicts = {each.stage: each.verdict for each in problem.judged(found, "float16", name).judgements}

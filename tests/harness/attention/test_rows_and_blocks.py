@@ -13,10 +13,10 @@ from problems import LENGTHS, LK, LQ, NAMES, Array, Arrays, H, Options, Problem,
 from tables import tables_beside
 
 from attncheck.attention import bounds, oracle, sampling
-from attncheck.attention.oracle import OutsideDomain, exact_results_by_key_blocks, exact_stages, needs_key_blocks
-from attncheck.attention.sampling import MAX_ELEMENTS, sampled_rows, select_stage_rows
+from attncheck.attention.oracle import OutsideDomain, enclose_exact_stages, evaluate_by_key_blocks, needs_key_blocks
+from attncheck.attention.sampling import MAX_UNSAMPLED_ELEMENTS, choose_sampled_rows, select_stage_rows
 from attncheck.execution.worker import Computed
-from attncheck.judging.judge import CaseJudgement, judge_case, judge_pairs, max_errors_of_whole_stages
+from attncheck.judging.judge import CaseJudgement, compare_all_pairs, judge_case, max_errors_of_whole_stages
 from attncheck.judging.judge_stages import StageJudgement, judge_stages
 from attncheck.judging.truth import Truth
 from attncheck.reading.case import Case
@@ -37,7 +37,7 @@ def of_shape(operation: str, shapes: dict[str, tuple[int, ...]], **options: Any)
 
 
 def rows_of(*shape: int) -> list[int] | None:
-    rows = sampled_rows(of_shape("softmax", {"scores": shape}))
+    rows = choose_sampled_rows(of_shape("softmax", {"scores": shape}))
     return None if rows is None else rows.tolist()
 
 
@@ -53,7 +53,7 @@ def test_the_ends_the_edges_of_tiles_and_rows_at_random_make_sixty_four() -> Non
 def test_few_rows_few_scores_and_sums_over_rows_are_judged_whole() -> None:
     shapes = ((1, 1, 64, 1 << 20), (1, 1, 512, 512), (0, 1, 512, 512), (1, 1, 512, 513))
     assert [rows_of(*shape) is None for shape in shapes] == [True, True, True, False]
-    assert MAX_ELEMENTS == 4 * 256 * 256
+    assert MAX_UNSAMPLED_ELEMENTS == 4 * 256 * 256
     attended = ("query", "key", "value")
     for problem, is_whole in (
         (of_shape("multi_head_attention", dict.fromkeys(attended, (1, 256, 20)), heads=4), True),
@@ -62,7 +62,7 @@ def test_few_rows_few_scores_and_sums_over_rows_are_judged_whole() -> None:
         (of_shape("attention", dict.fromkeys(attended, (1, 5, 256, 8))), False),
         (of_shape("attention_gradients", dict.fromkeys(attended, (1, 1, 1000, 8))), True),
     ):
-        assert (sampled_rows(problem) is None) is is_whole
+        assert (choose_sampled_rows(problem) is None) is is_whole
 
 
 # What is said of them.
@@ -78,7 +78,7 @@ class Sampled:
 
     @property
     def rows(self) -> NDArray[np.intp]:
-        return self.part.judged.query_rows
+        return self.part.judged_problem.judged_rows
 
     @property
     def unjudged(self) -> int:
@@ -99,7 +99,7 @@ def pose(name: str) -> Sampled:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(LENGTHS, "Lq", QUERIES)
         patch.setitem(LENGTHS, "Lk", KEYS)
-        patch.setattr(sampling, "MAX_ELEMENTS", 1000)
+        patch.setattr(sampling, "MAX_UNSAMPLED_ELEMENTS", 1000)
         problem = draw(name).stored(DTYPE)
         return Sampled(problem, problem.returned(), problem.truth(DTYPE))
 
@@ -119,7 +119,7 @@ def test_numpy_is_right_stages_say_how_many_rows_were_judged_and_bounds_are_infi
         assert (found.judged_rows, found.query_rows) == ((None, None) if is_whole else (64, QUERIES))
         kept = select_stage_rows(stage, problem.stages[stage], problem.rows)
         assert found.accumulated.elements == int(np.isfinite(kept).sum())
-        bound = problem.part.bounds.of("native")[stage].max_error
+        bound = problem.part.bounds.bounds_by_stage("native")[stage].max_error
         assert worst[stage].shape == problem.stages[stage].shape
         assert (select_stage_rows(stage, worst[stage], problem.rows) == bound).all()
         assert is_whole or np.isinf(select_stage_rows(stage, worst[stage], rest)).all()
@@ -140,7 +140,7 @@ def test_a_fault_in_a_judged_row_is_found_at_its_place_in_the_whole_and_in_no_ot
 
 
 def test_of_a_pair_values_are_compared_in_judged_rows_and_the_places_of_nan_everywhere(attention: Sampled) -> None:
-    of_rows = {stage: bound.max_error for stage, bound in attention.part.bounds.of("native").items()}
+    of_rows = {stage: bound.max_error for stage, bound in attention.part.bounds.bounds_by_stage("native").items()}
     judged, unjudged = (0, 1, 128, 2), (0, 0, attention.unjudged, 1)
     for index, by, verdict in (
         (judged, 0.25, Verdict.NUMERIC),
@@ -149,9 +149,9 @@ def test_of_a_pair_values_are_compared_in_judged_rows_and_the_places_of_nan_ever
         (unjudged, np.nan, Verdict.NONFINITE),
     ):
         computed = {"a": {"output": attention.stages["output"]}, "b": {"output": attention.moved("output", index, by)}}
-        (found,) = judge_pairs(computed, dict.fromkeys("ab", of_rows), attention.rows).values()
+        (found,) = compare_all_pairs(computed, dict.fromkeys("ab", of_rows), attention.rows).values()
         # Two runs that are compared later have bounds of whole stages.
-        (later,) = judge_pairs(
+        (later,) = compare_all_pairs(
             computed, dict.fromkeys("ab", max_errors_of_whole_stages(attention.part, "native"))
         ).values()
         assert found.verdict is later.verdict is verdict
@@ -184,7 +184,7 @@ def test_rows_say_how_many_and_known_numbers_are_judged_whole(
         (constant, 100, (64, 150)),
         (constant + KNOWN, 100, (None, None)),
     ):
-        monkeypatch.setattr(sampling, "MAX_ELEMENTS", most)
+        monkeypatch.setattr(sampling, "MAX_UNSAMPLED_ELEMENTS", most)
         (case,) = load_text(text)
         found = judged_with(case, compute, dtype=DTYPE, weights=0.25)
         of_stages = [row for row in found.rows if row.comparison == "stage"]
@@ -213,9 +213,9 @@ PLAIN = draw("attention").inputs
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make several blocks of a few keys, and bound a few rows at a time."""
-    monkeypatch.setattr(oracle, "ELEMENTS_AT_A_TIME", 1)
+    monkeypatch.setattr(oracle, "MAX_BLOCK_ELEMENTS", 1)
     monkeypatch.setattr(oracle, "_MIN_KEYS", 3)
-    monkeypatch.setattr(bounds, "ELEMENTS_AT_A_TIME", 2 * H * LK * 2)
+    monkeypatch.setattr(bounds, "MAX_ELEMENTS_AT_A_TIME", 2 * H * LK * 2)
     monkeypatch.setattr(oracle, "MIN_ELEMENTS", 0)
 
 
@@ -227,26 +227,26 @@ def test_blocks_enclose_what_the_whole_encloses_and_their_bounds_are_no_wider(na
     problem = Problem("attention", problem.options | more, problem.inputs)
     given = problem.canonical()
     given.options.update({each: problem.options[each] for each in ("empty_rows",) if each in problem.options})
-    found, whole = exact_results_by_key_blocks(given, RESULTS), exact_stages(given)
-    assert found.exact.keys() == set(RESULTS)
+    found, whole = evaluate_by_key_blocks(given, RESULTS), enclose_exact_stages(given)
+    assert found.exact_stages.keys() == set(RESULTS)
     for stage in RESULTS if "empty_rows" not in more else ("output",):  # no convention says what the sum is there
-        own, other = found.exact[stage], whole[stage]
+        own, other = found.exact_stages[stage], whole[stage]
         with np.errstate(invalid="ignore"):
             apart = np.abs((own.high - other.high) + (own.low - other.low))
         same = np.isinf(own.high) & (own.high == other.high)
         # Whatever the order of sums, both enclose the same number; each low is itself rounded, by less than its radius.
         assert (same | (apart <= 2 * (own.radius + other.radius))).all()
     # What bounds need besides: the last logits and the weights, and what the last logits follow from.
-    assert found.inner.keys() == whole.keys() - {*RESULTS, "raw_scores", "rotated_query", "rotated_key"}
+    assert found.inner_stages.keys() == whole.keys() - {*RESULTS, "raw_scores", "rotated_query", "rotated_key"}
     places = whole[next(stage for stage in ("masked", "biased", "capped", "scores") if stage in whole)].high > -np.inf
-    for stage, array in found.inner.items():
+    for stage, array in found.inner_stages.items():
         np.testing.assert_allclose(array[places], whole[stage].high[places], rtol=2.0**-42, atol=1e-300)
-    assert (found.inner["weights"][~places] == whole["weights"].high[~places]).all()
+    assert (found.inner_stages["weights"][~places] == whole["weights"].high[~places]).all()
     model = "fused" if dtype == "float16" else "native"
     blocked, plain = problem.truth(dtype, returned=[*RESULTS]), problem.truth(dtype)
-    assert (bool(blocked.stages.inner), bool(plain.stages.inner)) == (True, False)
-    for stage, bound in blocked.bounds.of(model).items():
-        other_bound = plain.bounds.of(model)[stage]
+    assert (bool(blocked.stages.inner_stages), bool(plain.stages.inner_stages)) == (True, False)
+    for stage, bound in blocked.bounds.bounds_by_stage(model).items():
+        other_bound = plain.bounds.bounds_by_stage(model)[stage]
         # The logarithm of a sum of weights just below 1 comes in steps of 2^-53.
         step = 2.0**-51 if stage == "log_sum_exp" else 0.0
         assert (bound.max_error <= other_bound.max_error * (1 + 1e-9) + step).all()
@@ -267,19 +267,22 @@ def test_what_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         assert needs_key_blocks(Problem(operation, options, dict(PLAIN)), stages) is blocked
     truth = Problem("attention", {"is_causal": True}, PLAIN).truth(returned=["output"])
-    step = truth.step("output", {"output": np.zeros(truth.exact["output"].shape)}, "native")
+    step = truth.step_reference("output", {"output": np.zeros(truth.exact["output"].shape)}, "native")
     assert step is not None, "a step that follows from nothing returned is the accumulated one"
-    assert (step.exact is truth.exact["output"], step.bound is truth.bounds.of("native")["output"]) == (True, True)
+    assert (step.exact is truth.exact["output"], step.bound is truth.bounds.bounds_by_stage("native")["output"]) == (
+        True,
+        True,
+    )
     nan = PLAIN | {"value": np.where(np.arange(6)[:, np.newaxis] == 2, np.nan, PLAIN["value"])}
     with pytest.raises(OutsideDomain, match="value holds NaN"):
-        exact_results_by_key_blocks(Problem("attention", {}, nan), RESULTS)
+        evaluate_by_key_blocks(Problem("attention", {}, nan), RESULTS)
     for scale, least in ((1e17, 0), (1e300, 0), (1.0, 2 * H * LQ * LK)):
         monkeypatch.setattr(oracle, "MIN_ELEMENTS", least)  # small problems keep every stage
         problem = Problem("attention", {"scale": scale}, PLAIN)
         truth = problem.truth(returned=["output"])
-        assert (bool(truth.stages.inner), "weights" in truth.exact) == (False, True)
+        assert (bool(truth.stages.inner_stages), "weights" in truth.exact) == (False, True)
         if least == 0:  # logits that two numbers do not hold are worked out as ever
-            assert exact_results_by_key_blocks(problem, RESULTS) is None
+            assert evaluate_by_key_blocks(problem, RESULTS) is None
 
 
 NUMBERS = tables_beside(__file__)["equal scores"]
@@ -292,5 +295,5 @@ def test_stages_with_known_numbers_are_always_worked_out(load_text: LoadText, co
     for expected, is_whole in ((case.expected, True), ((), False)):
         outcomes = {"a": Computed({"output": stages["output"]})}
         found = judge_case(replace(case, expected=expected), "float64", inputs, outcomes, {"a": "native"})
-        assert not found.disagrees
-        assert ("weights" in found.truth.exact, bool(found.truth.stages.inner)) == (is_whole, not is_whole)
+        assert not found.has_disagreement
+        assert ("weights" in found.truth.exact, bool(found.truth.stages.inner_stages)) == (is_whole, not is_whole)

@@ -24,7 +24,7 @@ from attncheck.attention.walk import Walk
 from attncheck.backends import numpy_backend as reference
 from attncheck.diagnosis import examine, residuals
 from attncheck.diagnosis.case_evidence import Evidence
-from attncheck.diagnosis.decision import decide, evidence_of
+from attncheck.diagnosis.decision import collect_evidence, decide_diagnoses
 from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.diagnosis.wrong_result import FailingCase
 from attncheck.judging.judge_implementation import JudgedStages, KnownEmptyRows
@@ -157,7 +157,7 @@ def test_a_convention_is_semantic_a_mistake_numeric_and_both_are_told_with_their
     for row, dtype, returned in product(TABLES["readings"], ("float64", "float32"), ((), OUT)):
         compute = attend(**options_of(row["computed"]))
         judged = diagnosed(options_of(row.get("case", {})), PLAIN, compute, dtype, returned)
-        assert (judged.begins_at, judged.excused) == (row["stage"], frozenset()), row
+        assert (judged.begins_at, judged.excused_stages) == (row["stage"], frozenset()), row
         assert {each.value for each in failing(judged).values()} == {row["verdict"]}
         of_output = judged.judgements[-1]
         assert of_output.stage == "output"
@@ -287,22 +287,26 @@ def test_rows_without_a_key_follow_the_convention_of_the_case_unless_another_is_
     for own, dtype, stages in (
         *((None, dtype, stages) for dtype in ("float64", "float32") for stages in (OUT, STEPS, ())),
         *((own, "float64", ()) for own in (KnownEmptyRows(given), KnownEmptyRows("uniform"), KnownEmptyRows())),
-        (KnownEmptyRows(recorded=("uniform", "nan")), "float64", ()),  # what is recorded is left to the record
-        *((KnownEmptyRows(is_asked=False), "float64", stages) for stages in (OUT, ())),
+        (
+            KnownEmptyRows(recorded_conventions=("uniform", "nan")),
+            "float64",
+            (),
+        ),  # what is recorded is left to the record
+        *((KnownEmptyRows(accepts_convention_option=False), "float64", stages) for stages in (OUT, ())),
     ):
         judged = diagnosed(asked, EMPTY, with_rows(FILLED[given]), dtype, stages, own)
         if given == expected:
-            assert (failing(judged), judged.begins_at, judged.excused) == ({}, "", frozenset())
+            assert (failing(judged), judged.begins_at, judged.excused_stages) == ({}, "", frozenset())
             continue
         assert failing(judged) == dict.fromkeys(stages or STEPS, SEMANTIC)
         assert judged.begins_at == "weights"
         # What was asked for a convention and gives another fails, whatever it declares.
-        is_declared = own is not None and own.declared == given and not asked
-        is_unasked = own is not None and not own.is_asked and bool(asked)
+        is_declared = own is not None and own.declared_convention == given and not asked
+        is_unasked = own is not None and not own.accepts_convention_option and bool(asked)
         message = f"{SAYS[given]} {expected}" + " (declared)" * is_declared
-        assert judged.excused == (failing(judged).keys() if is_declared or is_unasked else set())
+        assert judged.excused_stages == (failing(judged).keys() if is_declared or is_unasked else set())
         if is_unasked:
-            assert judged.reason == f"{message}, for which it has no keyword empty_rows"
+            assert judged.excuse_reason == f"{message}, for which it has no keyword empty_rows"
         else:
             assert {each.message for each in judged.judgements if each.verdict.exit_code} == {message}
 
@@ -328,22 +332,22 @@ def test_beside_a_declared_convention_what_else_is_wrong_is_told_with_its_own_si
     (found,) = both.judgements
     says = "the output is exactly that of scale 1 instead of 0.3536"
     assert found.message.startswith(f"{says}; {SAYS[given]} zero; ")
-    assert (found.verdict, both.begins_at, both.excused) == (NUMERIC, "scores", frozenset())
+    assert (found.verdict, both.begins_at, both.excused_stages) == (NUMERIC, "scores", frozenset())
     assert 1 < found.accumulated.ratio < np.inf
     partly = diagnosed(
         {}, EMPTY, instead("log_sum_exp", lambda array, _: array * (1 + 1e-6), with_rows(FILLED[given])), own=own
     )
     assert failing(partly) == {"weights": SEMANTIC, "log_sum_exp": NUMERIC, "output": SEMANTIC}
-    assert (partly.begins_at, partly.excused) == ("log_sum_exp", {"weights", "output"})
+    assert (partly.begins_at, partly.excused_stages) == ("log_sum_exp", {"weights", "output"})
 
 
 def test_what_nothing_explains_is_judged_by_what_is_declared() -> None:
     noise = 1 + 1e-6 * np.random.default_rng(6).standard_normal((2, 4, 5, 3))
     compute = instead("output", lambda output, _: output * noise, with_rows(1 / 7))
-    for own in (KnownEmptyRows(), KnownEmptyRows("uniform"), KnownEmptyRows(recorded=("nan", "uniform"))):
+    for own in (KnownEmptyRows(), KnownEmptyRows("uniform"), KnownEmptyRows(recorded_conventions=("nan", "uniform"))):
         judged = diagnosed({}, EMPTY, compute, stages=OUT, own=own)
         (found,) = judged.judgements
-        assert (found.verdict, judged.diagnosis, judged.excused) == (NUMERIC, None, frozenset())
+        assert (found.verdict, judged.diagnosis, judged.excused_stages) == (NUMERIC, None, frozenset())
         assert (found.accumulated.ratio == np.inf) is (own == KnownEmptyRows())
 
 
@@ -424,7 +428,7 @@ def test_whoever_fails_a_case_first_changes_no_diagnosis_of_the_next(monkeypatch
         alone = diagnosed({}, BIASED, compute)
         for one, other in zip(found.findings.matches, alone.findings.matches, strict=True):
             assert (one.name, one.description) == (other.name, other.description)
-        assert (found.findings.refuted, found.judgements) == (alone.findings.refuted, alone.judgements)
+        assert (found.findings.refuted_names, found.judgements) == (alone.findings.refuted_names, alone.judgements)
     assert 0 < again < len(evaluated) / 2, "what is tried whatever was returned is worked out once"
 
 
@@ -493,7 +497,7 @@ def test_a_cap_behind_the_bias_is_no_refutation_of_itself(bias: Array) -> None:
     weights = reference.softmax(masked := np.where(MASK, biased, -np.inf))["weights"]
     returned = {"biased": biased, "masked": masked, "weights": weights, "output": weights @ VALUE}
     found = capped("attention", MASKED | {"bias": bias}, {"capped": CAP * np.tanh(scores / CAP)} | returned)
-    assert "softcap-after-biased" not in found.findings.refuted
+    assert "softcap-after-biased" not in found.findings.refuted_names
     if np.isfinite(bias).all():
         assert names(found) == {"softcap-after-biased"}
     # Read so, another reading may be looked for beside it.
@@ -510,8 +514,8 @@ def test_gradients_of_uniform_rows_under_a_softcap_have_two_possible_causes_and_
         found = capped("attention_gradients", inputs, dict(returned))
         assert names(found) == possible
         if len(possible) > 1:
-            evidence = evidence_of(found.findings, next(iter(failing(found))), "attention_gradients")
-            assert decide({"case": evidence})["case"].match is None
+            evidence = collect_evidence(found.findings, next(iter(failing(found))), "attention_gradients")
+            assert decide_diagnoses({"case": evidence})["case"].match is None
             message = next(each.message for each in found.judgements if each.verdict is SEMANTIC)
             assert message.endswith("this case does not tell them apart)")
 
@@ -528,4 +532,4 @@ def test_a_reading_is_recognised_in_a_case_whose_rows_without_a_key_are_uniform(
     )
     unscaled = find_truth(problem.with_options(scale=1.0)).exact["output"].high.astype(np.float32)
     case = FailingCase(problem, "float32", {"output": unscaled}, {}, "native")
-    assert [reading.name for reading in case.explaining_readings({"scale-one": None})] == ["scale-one"]
+    assert [reading.name for reading in case.find_explaining_readings({"scale-one": None})] == ["scale-one"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from attncheck.diagnosis.case_evidence import Match
-from attncheck.diagnosis.decision import UNNAMED, Decision
+from attncheck.diagnosis.decision import NO_DIAGNOSIS, Decision
 from attncheck.diagnosis.float64_in_float32 import decide_by_dtype, is_computed_in_float32
 from attncheck.spec import ACCURACY_OF_FLOAT32
 
@@ -50,7 +50,7 @@ def decided(failing: Sequence[Any], of_only_wide: Decision = ACCURACY) -> tuple[
         groups.append({f"{failure.of} {failure.dtype}" for failure in group})
         is_narrow = all(failure.dtype == "float32" for failure in group)
         of = dict.fromkeys(ONLY_WIDE, of_only_wide)
-        return {failure.key: of.get(failure.of, FAULT if is_narrow else UNNAMED) for failure in group}
+        return {failure.key: of.get(failure.of, FAULT if is_narrow else NO_DIAGNOSIS) for failure in group}
 
     return decide_by_dtype(failing, CASES, decide), groups
 
@@ -64,7 +64,7 @@ def test_the_results_in_float32_decide_without_those_in_float64() -> None:
     assert decisions.keys() == {failure.key for failure in failing}
 
 
-@pytest.mark.parametrize(("value", "expected"), [(0.5, FAULT), (0.5 + 2.0**-22, FAULT), (0.51, UNNAMED)])
+@pytest.mark.parametrize(("value", "expected"), [(0.5, FAULT), (0.5 + 2.0**-22, FAULT), (0.51, NO_DIAGNOSIS)])
 def test_a_float64_result_near_the_float32_one_has_its_diagnosis(value: float, expected: Decision) -> None:
     failing = failures("float64", ONLY_WIDE) + failures("float64", BOTH, value) + failures("float32", BOTH)
     assert decided(failing)[0]["kernel", "x", "float64"] == expected
@@ -72,7 +72,7 @@ def test_a_float64_result_near_the_float32_one_has_its_diagnosis(value: float, e
 
 def test_all_decide_together_unless_float64_is_as_accurate_as_float32() -> None:
     failing = failures("float64", [*ONLY_WIDE, *BOTH]) + failures("float32", BOTH)
-    _, groups = decided(failing, of_only_wide=UNNAMED)
+    _, groups = decided(failing, of_only_wide=NO_DIAGNOSIS)
     assert groups[-1] == {f"{failure.of} {failure.dtype}" for failure in failing}
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import reported_kernels
 from numpy.random import RandomState
 
-from attncheck.diagnosis.conditions import condition_of, is_reading_refuted
-from attncheck.diagnosis.readings import readings_named
+from attncheck.diagnosis.conditions import find_condition, is_reading_refuted
+from attncheck.diagnosis.readings import apply_readings_named
 from attncheck.diagnosis.residuals import approximate
 from attncheck.reading.problem import Problem
 
@@ -50,7 +50,10 @@ def test_a_reading_of_each_kind_gives_what_a_kernel_gives_that_does_so() -> None
         called = case.as_call()
         given = {**called.inputs, **{key: value for key, value in called.options.items() if value is not None}}
         output = getattr(reported_kernels, kernel).attention(**given)["output"]
-        far = [np.abs(approximate(form.problem).stages["output"] - output).max() for form in readings_named(name, case)]
+        far = [
+            np.abs(approximate(form.problem).stages["output"] - output).max()
+            for form in apply_readings_named(name, case)
+        ]
         if not far or min(far) > 1e-12:
             wrong.append((kernel, name, far))
     assert not wrong
@@ -62,7 +65,7 @@ def test_the_condition_of_a_reading_is_what_only_the_cases_that_it_explains_have
     passing = [problem({"is_causal": True}, Lq=length) for length in (3, 4, 5)]
     assert all(is_reading_refuted("causality-ignored", case) for case in passing)
     assert is_reading_refuted("causality-ignored", problem()) is None
-    found = condition_of(explained, passing)
+    found = find_condition(explained, passing)
     assert found is not None
     assert found.insert_into("causality is ignored; so") == (
         "causality is ignored, but only where bias is given, and not in 3 other cases that would show it; so"
@@ -73,7 +76,7 @@ def test_a_condition_is_silent_where_another_fact_tells_as_much_or_few_cases_pas
     bias = {"bias": np.zeros((1, 1, 1, 1))}
     explained = [problem({"is_causal": True}, Lq=1, **bias) for _ in range(3)]
     passing = [problem({"is_causal": True}, Lq=length) for length in (3, 4, 5)]
-    found = condition_of(explained, passing)
+    found = find_condition(explained, passing)
     assert found is not None
-    assert found.words == ""
-    assert condition_of(explained, passing[:2]) is None
+    assert found.description == ""
+    assert find_condition(explained, passing[:2]) is None

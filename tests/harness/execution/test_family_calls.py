@@ -48,7 +48,7 @@ from attncheck.execution.user_call import contract_functions_of, read_target_dec
 from attncheck.execution.user_code import LoadError, Target, is_user_target, program_source_file, program_words
 from attncheck.execution.worker import Computed, Failure, evaluate_on_backend
 from attncheck.planning.plan import Plan
-from attncheck.reading.inputs import problem_from_case
+from attncheck.reading.inputs import make_problem_of_case
 from attncheck.reading.problem import Problem
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -209,7 +209,7 @@ def answers() -> dict[str, tuple[Problem, Computed]]:
     cases = [case for case in bundled().cases if case.operation == "attention" and not case.allow_nonfinite]
     plan, found = Plan.of([case for case in cases if "empty_rows" not in case.options][::2], ["float64"]), {}
     for unit in plan.units:
-        problem = problem_from_case(plan.case(unit), plan.inputs(unit)).as_call()
+        problem = make_problem_of_case(plan.case(unit), plan.inputs(unit)).as_call()
         outcome = evaluate_on_backend(numpy_backend, problem)
         assert isinstance(outcome, Computed)
         found[plan.case(unit).id] = problem, outcome

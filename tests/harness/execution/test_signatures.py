@@ -36,10 +36,10 @@ from attncheck.execution.signatures import (
 from attncheck.execution.user_call import read_target_declarations, wrap_target
 from attncheck.execution.user_code import Target
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on_backend
-from attncheck.judging.judge_implementation import mark_faults
+from attncheck.judging.judge_implementation import mark_faulty_stages
 from attncheck.judging.truth import find_truth
 from attncheck.planning.plan import Plan
-from attncheck.reading.inputs import problem_from_case
+from attncheck.reading.inputs import make_problem_of_case
 from attncheck.reading.problem import Problem
 from attncheck.spec import OPERATIONS
 
@@ -162,13 +162,13 @@ def test_it_is_what_the_call_says(name: str, plan: Plan) -> None:
     for unit in plan.units[:: 5 if name == "usual" else 23]:
         case = plan.case(unit)
         found = unsupported_before_call(implementation, case, unit.dtype)
-        problem = problem_from_case(case, plan.inputs(unit)).as_call()
+        problem = make_problem_of_case(case, plan.inputs(unit)).as_call()
         outcome = evaluate_on_backend(backend, problem)  # type: ignore[arg-type] # it has those functions that the target has
         assert isinstance(outcome, Failure)
         if found is not None:
             assert found == outcome, case.id
             known += 1
-        elif outcome.verdict == "unsupported" and not OPERATIONS[case.operation].is_folded:
+        elif outcome.verdict == "unsupported" and not OPERATIONS[case.operation].may_run_as_lowered:
             assert not outcome.lacks, case.id
         else:
             left_to_the_call += 1
@@ -477,7 +477,7 @@ def verdicts_of(outcome: Computed, problem: Problem) -> dict[str, str]:
     truth = find_truth(replace(problem, dtype="float64", supports_statistics=True))
     shapes = {stage: array.high.shape for stage, array in truth.exact.items()}
     judged = judge_and_diagnose(truth, outcome.stages, shapes, "native")
-    judgements = mark_faults(judged, outcome.faults).judgements
+    judgements = mark_faulty_stages(judged, outcome.faults).judgements
     return {judgement.stage: judgement.verdict.value for judgement in judgements}
 
 

@@ -31,7 +31,7 @@ from attncheck.executors.local import JudgingProcesses, WaitingOutcomes
 from attncheck.judging.units import Judge, UnitResult
 from attncheck.planning.plan import Unit
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import RoundedInputs, make_inputs, problem_from_case
+from attncheck.reading.inputs import RoundedInputs, make_inputs, make_problem_of_case
 from attncheck.reading.selection import select_cases
 from attncheck.results.reader import read_arrays, read_run
 from attncheck.run import Settings, run_cases
@@ -87,17 +87,17 @@ HARNESS = os.getpid()
 class DyingJudge(Judge):
     """Is killed wherever it judges, but in the harness's own process."""
 
-    def judge(self, *asked: Any, **named: Any) -> UnitResult:
+    def judge_unit(self, *asked: Any, **named: Any) -> UnitResult:
         if os.getpid() != HARNESS:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().judge(*asked, **named)
+        return super().judge_unit(*asked, **named)
 
 
 @dataclass(frozen=True)
 class FailingJudge(Judge):
     """Has a fault."""
 
-    def judge(self, *asked: Any, **named: Any) -> UnitResult:
+    def judge_unit(self, *asked: Any, **named: Any) -> UnitResult:
         raise ZeroDivisionError(f"a fault of ours in {asked[0].id}")
 
 
@@ -114,7 +114,7 @@ def questions() -> list[Asked]:
                 case,
                 case.dtypes[0],
                 inputs,
-                {"numpy.eager": evaluate_on_backend(numpy_backend, problem_from_case(case, inputs).as_call())},
+                {"numpy.eager": evaluate_on_backend(numpy_backend, make_problem_of_case(case, inputs).as_call())},
             )
         )
     return found
@@ -129,7 +129,7 @@ def test_judging_elsewhere_or_after_a_death_is_judging_here(kind: type[Judge], q
     with judging(kind((NUMPY,)), questions) as processes:
         futures = [processes.submit(number, *question[1:]) for number, question in enumerate(questions)]
         for question, future in zip(questions, futures, strict=True):
-            assert future.result()[0].rows == Judge((NUMPY,)).judge(*question).rows
+            assert future.result()[0].rows == Judge((NUMPY,)).judge_unit(*question).rows
 
 
 def test_a_fault_of_ours_shows_as_it_would_here(questions: list[Asked]) -> None:

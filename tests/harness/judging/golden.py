@@ -90,7 +90,7 @@ def fingerprints(
             stored = convert_inputs(case, inputs, dtype)
             truth = truth_of_case(case, stored)
             models = [name for name, dtypes in ROUNDING_MODELS.items() if dtype in dtypes]
-            plain = truth.judged.canonical
+            plain = truth.judged_problem.canonical
             if count_scores(case.operation, plain.options, plain.inputs) > MAX_SCORES:
                 models = [models[(len(case.id) + number) % len(models)]]
             if part is not None:
@@ -154,16 +154,16 @@ def is_same(recorded: str, found: str) -> bool:
 
 
 def _fingerprints_of(truth: Truth, models: Iterable[str], *, every_bit: bool) -> Iterator[str]:
-    if truth.outside:
-        yield f"outside={_digest([truth.outside.encode()])}"
+    if truth.no_answer_reason:
+        yield f"outside={_digest([truth.no_answer_reason.encode()])}"
         return
-    returned = {stage: round_to(exact.high, truth.bounds.dtype_of(stage)) for stage, exact in truth.exact.items()}
+    returned = {stage: round_to(exact.high, truth.bounds.stage_dtype(stage)) for stage, exact in truth.exact.items()}
     yield f"exact={_digest(_bytes_of_exact(truth.exact))}"
     for model in models:
-        steps = {stage: truth.step(stage, returned, model) for stage in truth.exact}
+        steps = {stage: truth.step_reference(stage, returned, model) for stage in truth.exact}
         exact = {stage: step.exact for stage, step in steps.items() if step is not None}
         introduced = {stage: step.bound for stage, step in steps.items() if step is not None}
-        bounds = [*_arrays_of(truth.bounds.of(model)), *_arrays_of(introduced)]
+        bounds = [*_arrays_of(truth.bounds.bounds_by_stage(model)), *_arrays_of(introduced)]
         parts = (_bytes_of(array if every_bit else _undisputed(array)) for array in bounds)
         names = "".join([*sorted(truth.exact), "/", *sorted(exact)]).encode()
         digest = _digest([names, *_bytes_of_exact(exact), *parts])

@@ -22,17 +22,17 @@ from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.judging import exact_stages as module
 from attncheck.judging.compare import (
     Comparison,
+    ErrorTier,
     MeasuredErrors,
-    Tier,
     absolute_difference,
     compare_arrays,
     compare_shapes_and_nonfinite,
     error_ratio,
     index_of_largest,
     measure_errors,
-    z_threshold,
+    z_failure_limit,
 )
-from attncheck.judging.judge import judge_pairs
+from attncheck.judging.judge import compare_all_pairs
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.stage_bounds import Conditioning, condition_numbers, flag_within_range
 from attncheck.judging.truth import Truth
@@ -142,7 +142,7 @@ def test_differences_quotients_and_condition_numbers_are_exact_and_raise_no_warn
     assert absolute_difference(np.array([1], np.float32), small).item() == 1 - 2.0**-60
     numbers = condition_numbers(np.array([2.0, -2.0, 0.0, 0.0]), np.array([0.5, 0.5, 0.0, 0.5]), 0.25)
     np.testing.assert_array_equal(numbers, [1.0, 1.0, 0.0, INF])
-    assert Conditioning(1.0, 1.0, 0, 1, 0.25).of(4.0, -2.0) == 8.0
+    assert Conditioning(1.0, 1.0, 0, 1, 0.25).condition_number(4.0, -2.0) == 8.0
 
 
 SPECIAL = st.sampled_from([NAN, INF, -INF, 0.0, 1.0, -2.5])
@@ -183,8 +183,8 @@ def test_an_error_beyond_its_bound_is_proved_wrong_whatever_the_inputs() -> None
             for generic in (True, False):
                 found = measured(error, **more, generic=generic)
                 place = None if index is None else tuple(index)
-                assert (found.tier, found.ratio, found.index) == (Tier[tier], ratio, place), error
-                assert found.tier.fails == (tier == "PROVEN")
+                assert (found.tier, found.ratio, found.index) == (ErrorTier[tier], ratio, place), error
+                assert found.tier.is_failure == (tier == "PROVEN")
     assert measured([INF, 0.5], radius=[INF, 0.0], judged=[False, True]).mean_z == 4.0
 
 
@@ -198,31 +198,36 @@ def one_of(count: int, error: float) -> Array:
 def test_one_error_beyond_the_threshold_is_statistically_wrong_on_generic_inputs_alone(
     elements: int, limit: float
 ) -> None:
-    assert z_threshold(elements) == pytest.approx(limit, abs=5e-4)
+    assert z_failure_limit(elements) == pytest.approx(limit, abs=5e-4)
     if elements < 1000:  # sigma is 1/8: an error of z / 8 lies at z
         above, below = (one_of(elements, (limit + by) / 8) for by in (0.001, -0.001))
-        assert (measured(above).tier, measured(above, generic=False).tier) == (Tier.STATISTICAL, Tier.WITHIN)
-        assert measured(above).tier.fails
-        assert not measured(below).tier.fails
+        assert (measured(above).tier, measured(above, generic=False).tier) == (ErrorTier.STATISTICAL, ErrorTier.WITHIN)
+        assert measured(above).tier.is_failure
+        assert not measured(below).tier.is_failure
         assert measured(above).largest_z == pytest.approx(limit, abs=2e-3)
 
 
 def test_errors_that_are_all_a_little_too_large_fail_but_not_of_few_rows_columns_or_elements() -> None:
     for shape in ((25, 25), (2, 13, 25), (300, 26), (26, 300)):
-        assert measured(np.full(shape, 1.0625 / 8)).tier is Tier.STATISTICAL
+        assert measured(np.full(shape, 1.0625 / 8)).tier is ErrorTier.STATISTICAL
         # The last is that of roundings just above a power of two.
-        for z, tier in ((1.0, Tier.WARNING), (0.625, Tier.WARNING), (0.5625, Tier.WITHIN), (3**-0.5, Tier.WITHIN)):
+        for z, tier in (
+            (1.0, ErrorTier.WARNING),
+            (0.625, ErrorTier.WARNING),
+            (0.5625, ErrorTier.WITHIN),
+            (3**-0.5, ErrorTier.WITHIN),
+        ):
             assert measured(np.full(shape, z / 8)).tier is tier
-        assert measured(np.full(shape, 1.0625 / 8), generic=False).tier is Tier.WITHIN
+        assert measured(np.full(shape, 1.0625 / 8), generic=False).tier is ErrorTier.WITHIN
     for shape in ((300,), (1, 300), (300, 1), (24, 300), (300, 24), (1, 24, 300)):
         found = measured(np.full(shape, 1.5 / 8))
-        assert (found.tier, found.mean_z) == (Tier.WITHIN, 1.5)
-    for count, tier in ((255, Tier.WITHIN), (256, Tier.STATISTICAL)):
+        assert (found.tier, found.mean_z) == (ErrorTier.WITHIN, 1.5)
+    for count, tier in ((255, ErrorTier.WITHIN), (256, ErrorTier.STATISTICAL)):
         places = np.add.outer(np.arange(30), np.arange(30)) % 30 < 9  # nine in every row and column
         places.flat[np.flatnonzero(places)[count:]] = False
         assert min(places.any(axis=0).sum(), places.any(axis=1).sum()) >= 25
         assert measured(np.full((30, 30), 1.5 / 8), judged=places).tier is tier
-    for rows, tier in ((24, Tier.WITHIN), (25, Tier.STATISTICAL)):
+    for rows, tier in ((24, ErrorTier.WITHIN), (25, ErrorTier.STATISTICAL)):
         judged = np.broadcast_to(np.arange(40)[:, np.newaxis] < rows, (40, 40))
         for places in (judged, judged.T):
             assert measured(np.full((40, 40), 1.5 / 8), judged=places).tier is tier
@@ -231,14 +236,14 @@ def test_errors_that_are_all_a_little_too_large_fail_but_not_of_few_rows_columns
 def test_a_large_error_is_a_warning_from_256_elements() -> None:
     # Half the threshold is 3.17 for 256 elements and 3.61 for 250,000.
     for elements, z, tier in (
-        (255, 3.25, Tier.WITHIN),
-        (256, 3.25, Tier.WARNING),
-        (256, 3.125, Tier.WITHIN),
-        (250_000, 3.5, Tier.WITHIN),
-        (250_000, 3.75, Tier.WARNING),
+        (255, 3.25, ErrorTier.WITHIN),
+        (256, 3.25, ErrorTier.WARNING),
+        (256, 3.125, ErrorTier.WITHIN),
+        (250_000, 3.5, ErrorTier.WITHIN),
+        (250_000, 3.75, ErrorTier.WARNING),
     ):
         assert measured(one_of(elements, z / 8)).tier is tier
-        assert measured(one_of(elements, z / 8), generic=False).tier is Tier.WITHIN
+        assert measured(one_of(elements, z / 8), generic=False).tier is ErrorTier.WITHIN
 
 
 DTYPE = Verdict.DTYPE
@@ -254,13 +259,13 @@ def test_what_no_precision_settles_what_is_too_large_and_what_nobody_returned(mo
     assert problem.truth().exact
     monkeypatch.setattr(module, "MAX_SCORES_OF_ALL_ROWS", 8)
     outside = "attention_gradients has 9 scores; at most 8 are judged where every row counts"
-    assert (problem.truth().exact, problem.truth().outside) == ({}, outside)
-    monkeypatch.setattr(module, "exact_stages", exhausted)
+    assert (problem.truth().exact, problem.truth().no_answer_reason) == ({}, outside)
+    monkeypatch.setattr(module, "enclose_exact_stages", exhausted)
     truth = Problem("softmax", {}, {"scores": np.ones((1, 1, 1, 2))}).truth()
-    assert (truth.exact, truth.outside) == ({}, "softmax: weights not settled")
-    monkeypatch.setattr(module, "exact_stages", pytest.fail)
+    assert (truth.exact, truth.no_answer_reason) == ({}, "softmax: weights not settled")
+    monkeypatch.setattr(module, "enclose_exact_stages", pytest.fail)
     truth = problem.truth(returned=())
-    assert (truth.exact, truth.bounds.of("native")) == ({}, {})
+    assert (truth.exact, truth.bounds.bounds_by_stage("native")) == ({}, {})
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -287,7 +292,7 @@ BACKWARD = {"grad_output": RNG.normal(size=(1, 2, 3, 5)), "bias": RNG.normal(siz
 
 
 def has_bound(truth: Truth, stage: str, model: str) -> NDArray[np.bool_]:
-    return np.isfinite(truth.bounds.of(model)[stage].max_error)
+    return np.isfinite(truth.bounds.bounds_by_stage(model)[stage].max_error)
 
 
 def truth_of(operation: str, inputs: Arrays, dtype: str = "float16", **options: Any) -> Truth:
@@ -306,7 +311,7 @@ def test_the_row_behind_such_a_score_has_no_bound_where_scores_are_stored() -> N
             assert all(has_bound(truth, stage, model).all() for model in ("fused", "fused_bwd", "fused_lse"))
     output = truth.exact["output"].high.astype("float16")  # nor does it have one against its own steps
     output[0, 0, 1] = np.nan
-    step = truth.step("output", {"output": output}, "eager")
+    step = truth.step_reference("output", {"output": output}, "eager")
     assert np.isfinite(step.bound.max_error[0, 0]).all(axis=-1).tolist() == [True, False, True]
 
 
@@ -358,12 +363,12 @@ def test_a_log_sum_exp_may_be_float32_by_another_bound_and_nothing_else_may(trut
     for model in ("fused", "fused_lse", "fused_fp8", "eager", "eager_pre"):
         for stages in (right(truth), right(truth, log_sum_exp="float32")):
             assert {each.verdict for each in judgements(truth, stages, model).values()} == {AGREE}
-        wide, narrow = truth.with_wide_statistics.bounds.of(model), truth.bounds.of(model)
+        wide, narrow = truth.with_wide_statistics.bounds.bounds_by_stage(model), truth.bounds.bounds_by_stage(model)
         assert (wide["log_sum_exp"].max_error < narrow["log_sum_exp"].max_error).all()
         for stage in ("scores", "weights", "output"):
             np.testing.assert_array_equal(wide[stage].max_error, narrow[stage].max_error)
             np.testing.assert_array_equal(wide[stage].sigma, narrow[stage].sigma)
-    bound = truth.with_wide_statistics.bounds.of("fused")["log_sum_exp"]
+    bound = truth.with_wide_statistics.bounds.bounds_by_stage("fused")["log_sum_exp"]
     assert (bound.max_error < 100 * 2.0**-24 * (1 + np.abs(truth.exact["log_sum_exp"].high))).all()
     for stage, dtype in (("weights", "float32"), ("output", "float32"), ("log_sum_exp", "float64")):
         found = judgements(truth, right(truth, **{stage: dtype}))
@@ -385,12 +390,12 @@ def test_in_float16_it_has_the_range_of_float32() -> None:
 
 def test_a_wide_and_a_narrow_one_are_compared_by_their_numbers(truth: Truth) -> None:
     bounds = {
-        name: {"log_sum_exp": each.bounds.of("fused")["log_sum_exp"].max_error}
+        name: {"log_sum_exp": each.bounds.bounds_by_stage("fused")["log_sum_exp"].max_error}
         for name, each in (("narrow", truth), ("wide", truth.with_wide_statistics))
     }
     narrow, wide = right(truth), right(truth, log_sum_exp="float32", output="float32")
     for by, verdict in ((0, AGREE), (1, NUMERIC)):
         other = wide | {"log_sum_exp": wide["log_sum_exp"] + np.float32(by)}
-        pairs = judge_pairs({"narrow": narrow, "wide": other}, bounds)
+        pairs = compare_all_pairs({"narrow": narrow, "wide": other}, bounds)
         assert pairs["narrow", "wide", "log_sum_exp"].verdict is verdict
         assert pairs["narrow", "wide", "output"].verdict is DTYPE

@@ -16,21 +16,21 @@ from problems import Array, Problem
 from tables import tables_beside
 
 from attncheck.execution.worker import Computed, Failure, Outcome
-from attncheck.judging.compare import MeasuredErrors, Tier
-from attncheck.judging.judge import CaseJudgement, judge_case, judge_pairs, max_errors_of_whole_stages
+from attncheck.judging.compare import ErrorTier, MeasuredErrors
+from attncheck.judging.judge import CaseJudgement, compare_all_pairs, judge_case, max_errors_of_whole_stages
 from attncheck.judging.judge_stages import (
     ERROR_ACCUMULATES,
     ERROR_FROM_EARLIER_STAGE,
     StageJudgement,
     describe_wrong_ranges,
-    explain_first_fault,
+    explain_first_faulty_stage,
     first_faulty_stage,
     judge_stages,
     sort_stages,
 )
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import RoundedInputs, problem_from_case
+from attncheck.reading.inputs import RoundedInputs, make_problem_of_case
 from attncheck.results.format import Row
 from attncheck.spec.verdicts import Verdict
 
@@ -57,7 +57,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def truth(case: Case, dtype: str, compute: Compute) -> Truth:
     inputs, _ = compute(case, dtype)
-    return find_truth(problem_from_case(case, inputs))
+    return find_truth(make_problem_of_case(case, inputs))
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ FAULTS: Mapping[str, tuple[dict[str, Callable[..., Any]], dict[str, Verdict], se
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_blamed_on_the_stage_where_it_is(fault: str, truth: Truth, case: Case) -> None:
     steps, verdicts, own, ends = FAULTS[fault]
-    stages = computed(truth.judged.canonical.inputs, **steps)
+    stages = computed(truth.judged_problem.canonical.inputs, **steps)
     judgements = judge_stages(truth, {"mine": stages["output"], **stages}, case.stage_shapes, "native")
     *found, last = judgements
     assert [each.stage for each in found] == STAGES
@@ -197,7 +197,7 @@ def test_a_fault_is_blamed_on_the_stage_where_it_is(fault: str, truth: Truth, ca
 
 
 def test_the_first_stage_is_named_where_every_step_is_right_but_their_errors_add_up() -> None:
-    within, fails = (MeasuredErrors(tier, 0.5, (0,), 1.0, 0.5, 1) for tier in (Tier.WITHIN, Tier.STATISTICAL))
+    within, fails = (MeasuredErrors(tier, 0.5, (0,), 1.0, 0.5, 1) for tier in (ErrorTier.WITHIN, ErrorTier.STATISTICAL))
     for introduced, begins_at in ((within, "weights"), (fails, "output")):
         judgements = [
             StageJudgement("scores", AGREE, within, within),
@@ -205,7 +205,7 @@ def test_the_first_stage_is_named_where_every_step_is_right_but_their_errors_add
             StageJudgement("output", NUMERIC, fails, introduced),
         ]
         assert first_faulty_stage(judgements) == begins_at
-        assert explain_first_fault(judgements)[1].message == (
+        assert explain_first_faulty_stage(judgements)[1].message == (
             ERROR_ACCUMULATES if begins_at == "weights" else ERROR_FROM_EARLIER_STAGE
         )
 
@@ -213,7 +213,7 @@ def test_the_first_stage_is_named_where_every_step_is_right_but_their_errors_add
 def test_a_textbook_is_right_and_errors_too_large_to_be_rounding_fail_on_generic_inputs_alone(
     truth: Truth, case: Case
 ) -> None:
-    stages = computed(truth.judged.canonical.inputs)
+    stages = computed(truth.judged_problem.canonical.inputs)
     for found in judge_stages(truth, stages, case.stage_shapes, "native"):
         exact, value = truth.exact[found.stage], float(stages[found.stage][found.index])
         assert (found.verdict, found.message, found.value) == (AGREE, "", value)
@@ -221,7 +221,7 @@ def test_a_textbook_is_right_and_errors_too_large_to_be_rounding_fail_on_generic
         assert found.error == abs(value - exact.high[found.index] - exact.low[found.index])
         assert found.error <= found.bound
     # Half the bound at every element: possible, but roundings do not conspire so.
-    off = truth.exact["output"].high + truth.bounds.of("native")["output"].max_error / 2
+    off = truth.exact["output"].high + truth.bounds.bounds_by_stage("native")["output"].max_error / 2
     for supports_statistics, verdict in ((False, AGREE), (True, NUMERIC)):
         generic = replace(truth, supports_statistics=supports_statistics)
         (found,) = judge_stages(generic, {"output": off.astype(truth.bounds.dtype)}, case.stage_shapes, "native")
@@ -235,7 +235,7 @@ def test_noise_agrees_and_is_told_but_not_of_a_bias_that_is_added_in_one_roundin
     scores = np.random.default_rng(5).standard_normal(shape)
     truth = Problem("softmax", {}, {"scores": scores}).truth()
     for z, noisy in ((0.25, False), (0.75, True)):
-        weights = truth.exact["weights"].high + z * truth.bounds.of("native")["weights"].sigma
+        weights = truth.exact["weights"].high + z * truth.bounds.bounds_by_stage("native")["weights"].sigma
         (found,) = judge_stages(truth, {"weights": weights}, {"weights": shape}, "native")
         assert (found.verdict, found.is_noisy) == (AGREE, noisy)
         assert found.accumulated.mean_z == pytest.approx(z, rel=0.2)
@@ -259,7 +259,7 @@ def test_only_those_that_are_wrong_are_blamed_whatever_the_majority_says(judge_a
         judged = judge_all(**{name: wrong if name.startswith("bad") else right for name in names})
         bad = [name for name in names if name.startswith("bad")]
         assert blamed(judged) == {name: {"output": "numeric"} for name in bad}
-        assert judged.disagrees
+        assert judged.has_disagreement
         assert len(failing_pairs(judged)) == len(bad) * (len(names) - len(bad))
 
 
@@ -282,10 +282,10 @@ def test_a_row_says_which_element_what_was_computed_and_what_is_exact(
 def test_two_disagree_where_they_differ_by_more_than_both_bounds_together(truth: Truth) -> None:
     # Moved by nearly a bound to either side, each might be right; a little more, and one of them is wrong.
     for stage in STAGES:
-        exact, max_error = truth.exact[stage].high, truth.bounds.of("native")[stage].max_error
+        exact, max_error = truth.exact[stage].high, truth.bounds.bounds_by_stage("native")[stage].max_error
         for factor, verdict in ((0.875, AGREE), (1.125, NUMERIC)):
             sides = {"a": {stage: exact + factor * max_error}, "b": {stage: exact - factor * max_error}}
-            (comparison,) = judge_pairs(
+            (comparison,) = compare_all_pairs(
                 sides, dict.fromkeys("ab", max_errors_of_whole_stages(truth, "native"))
             ).values()
             assert comparison.verdict is verdict
@@ -297,7 +297,7 @@ def test_two_that_return_the_same_wrong_shape_of_a_sampled_stage_are_not_compare
     for shape in ((1, 1, 4, 7), (3,), (1, 2, 5)):
         wrong = {name: {"scores": np.full(shape, number)} for name, number in (("first", 1.0), ("second", 2.0))}
         bounds = {name: {"scores": np.ones((1, 1, 2, 7))} for name in wrong}
-        (comparison,) = judge_pairs(wrong, bounds, np.array([0, 299])).values()
+        (comparison,) = compare_all_pairs(wrong, bounds, np.array([0, 299])).values()
         assert comparison.verdict is Verdict.UNVERIFIED
 
 
@@ -318,7 +318,7 @@ def test_a_wrong_shape_or_dtype_is_told_by_the_case_itself(judge_all: JudgeAll, 
             judged = judge_all(**{name: right if name.startswith("good") else wrong for name in names})
             assert blamed(judged) == {name: {stage: verdict} for name in names if name.startswith("bad")}
             row = stage_rows(judged, "bad")[stage]
-            assert (row.message, row.begins_at, judged.disagrees) == (message, stage, True)
+            assert (row.message, row.begins_at, judged.has_disagreement) == (message, stage, True)
             assert row.shape == "x".join(map(str, array.shape))
             assert len(failing_pairs(judged)) == names.count("good0") + names.count("good1") + (
                 "bad1" in names and array is whole
@@ -336,7 +336,7 @@ def test_a_failure_is_a_row_and_the_others_are_still_judged(
     assert {row.verdict for row in judged.rows if row.implementation != "broken"} == {AGREE}
     assert {(row.case, row.operation, row.dtype) for row in judged.rows} == {(case.id, "attention", dtype)}
     # What cannot be expressed is no disagreement; the rest is.
-    assert judged.disagrees == (verdict != "unsupported")
+    assert judged.has_disagreement == (verdict != "unsupported")
     judged = judge_all(a=Failure("timeout", "late"), b=Failure(verdict, "broken"))
     assert [(row.implementation, row.verdict) for row in judged.rows] == [("a", "timeout"), ("b", verdict)]
 

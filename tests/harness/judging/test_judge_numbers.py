@@ -50,7 +50,7 @@ def verdicts(rows: list[Row]) -> list[str]:
 def bound_on_weights(scores: list[list[float]], dtype: str) -> Array:
     """What the class allows the weights' errors to be; the bounds have tests of their own."""
     problem = Problem("softmax", {}, {"scores": np.array([[scores]], dtype)})
-    return problem.truth(dtype, supports_statistics=False).bounds.of("native")["weights"].max_error
+    return problem.truth(dtype, supports_statistics=False).bounds.bounds_by_stage("native")["weights"].max_error
 
 
 @pytest.fixture(scope="module")

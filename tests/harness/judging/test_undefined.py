@@ -10,9 +10,9 @@ import pytest
 from problems import NAMES, Array, Arrays, Options, Problem, draw, failing
 
 from attncheck.backends import numpy_backend as reference
-from attncheck.judging.judge import exact_values_of_whole_stages, judge_pairs, max_errors_of_whole_stages
+from attncheck.judging.judge import compare_all_pairs, exact_values_of_whole_stages, max_errors_of_whole_stages
 from attncheck.judging.judge_implementation import KnownEmptyRows
-from attncheck.judging.judge_stages import StageJudgement, failing_elements, judge_stages, stage_agrees
+from attncheck.judging.judge_stages import StageJudgement, flag_failing_elements, judge_stages, stage_agrees
 from attncheck.judging.truth import Truth
 from attncheck.judging.undefined import find_undefined_elements
 from attncheck.spec.verdicts import Verdict
@@ -50,7 +50,7 @@ def test_as_much_is_undefined_as_nan_reaches(name: str) -> None:
             undefined = find_undefined_elements(spoilt.without_layout().canonical())
             for stage, returned in spoilt.returned().items():
                 shape = returned.shape
-                found = np.zeros(shape, bool) if undefined is None else undefined.flags_of(stage, shape)
+                found = np.zeros(shape, bool) if undefined is None else undefined.flag_undefined_in_stage(stage, shape)
                 # A pair of the past, which is not rotated, and a vector behind a norm are flagged as a whole.
                 is_coarse = each == "past_key" or ("norm" in problem.operation and each.startswith("rotary"))
                 reached = found & np.isnan(returned) if is_coarse and stage.startswith("rotated") else found
@@ -63,7 +63,7 @@ def test_what_is_undefined_is_filled_with_ones_and_says_why() -> None:
     undefined = find_undefined_elements(Problem("scoring", {"score": "cosine"}, inputs))
     wanted = np.zeros((2, 4, 5, 6), dtype=np.bool_)
     wanted[0, 0, 1] = wanted[0, 1, :, 3] = True
-    np.testing.assert_array_equal(undefined.flags_of("scores", wanted.shape), wanted)
+    np.testing.assert_array_equal(undefined.flag_undefined_in_stage("scores", wanted.shape), wanted)
     no_direction = "has a vector of length 0, which has no direction"
     assert undefined.reason == f"query {no_direction}; key {no_direction}"
     dots = Problem("scoring", {"score": "dot"}, inputs)
@@ -71,7 +71,7 @@ def test_what_is_undefined_is_filled_with_ones_and_says_why() -> None:
     inputs["query"][0, 0, 0, 0] = np.nan
     undefined = find_undefined_elements(dots)
     assert undefined.reason == f"query {REASON}"
-    filled = undefined.filled(inputs)["query"]
+    filled = undefined.fill_with_ones(inputs)["query"]
     assert (filled[0, 0, 0, 0], (filled != inputs["query"]).sum()) == (1, 1)
 
 
@@ -84,7 +84,7 @@ def infinite() -> Truth:
 
 @pytest.fixture(scope="module")
 def stages(infinite: Truth) -> Arrays:
-    return Problem("attention", {}, infinite.judged.problem.inputs).returned()
+    return Problem("attention", {}, infinite.judged_problem.problem_without_layout.inputs).returned()
 
 
 def test_elements_beside_keep_the_exact_answer_and_a_stage_says_how_many_were_not_judged(
@@ -99,8 +99,8 @@ def test_elements_beside_keep_the_exact_answer_and_a_stage_says_how_many_were_no
         assert (judged[stage].verdict, (~known).sum()) == (AGREE, counts[stage])
         np.testing.assert_array_equal(enclosure.high[known], finite.exact[stage].high[known])
         assert np.isnan(exact_values_of_whole_stages(infinite)[stage][~known]).all()
-        step = infinite.step(stage, {name: each for name, each in stages.items() if name != stage}, "native")
-        flags = infinite.undefined.elements.flags_of(stage, known.shape)
+        step = infinite.step_reference(stage, {name: each for name, each in stages.items() if name != stage}, "native")
+        flags = infinite.undefined.elements.flag_undefined_in_stage(stage, known.shape)
         np.testing.assert_array_equal(np.isinf(step.exact.radius), flags)
     expected = f"13 of 120 elements were not judged, for want of an exact answer: query {REASON}; value {REASON}"
     assert judged["output"].message == expected
@@ -108,12 +108,12 @@ def test_elements_beside_keep_the_exact_answer_and_a_stage_says_how_many_were_no
 
 def test_beside_what_is_undefined_a_wrong_number_is_found_and_there_nothing_is(infinite: Truth, stages: Arrays) -> None:
     for stage in ("scores", "weights", "log_sum_exp", "output"):
-        flags = infinite.undefined.elements.flags_of(stage, stages[stage].shape)
+        flags = infinite.undefined.elements.flag_undefined_in_stage(stage, stages[stage].shape)
         for is_wrong in (False, True):
             changed = stages[stage].copy()
             changed[tuple(np.argwhere(flags != is_wrong)[0])] = 0.25
-            assert failing_elements(infinite.reference(stage, "native", changed), changed).any() == is_wrong
-            assert stage_agrees(infinite.reference(stage, "native", changed), changed) != is_wrong
+            assert flag_failing_elements(infinite.stage_reference(stage, "native", changed), changed).any() == is_wrong
+            assert stage_agrees(infinite.stage_reference(stage, "native", changed), changed) != is_wrong
             verdict = judged_of(infinite, {**stages, stage: changed})[stage].verdict
             assert verdict == (NUMERIC if is_wrong else AGREE)
 
@@ -136,7 +136,7 @@ def test_two_implementations_that_differ_only_where_nothing_is_known_are_told_so
         ("output", np.s_[:1, 3:, 2:3], UNVERIFIED, 3),
     ):
         sides = {name: {stage: each[stage][part]} for name, each in (("first", stages), ("second", second))}
-        found = judge_pairs(sides, {key: {stage: bounds[stage][part]} for key in sides})["first", "second", stage]
+        found = compare_all_pairs(sides, {key: {stage: bounds[stage][part]} for key in sides})["first", "second", stage]
         assert (found.verdict, found.unjudged) == (verdict, unjudged)
         if verdict is AGREE:
             assert found.message == "6 elements differ and were not compared: there is no exact answer there"
@@ -174,16 +174,16 @@ def test_behind_a_mask_the_numbers_without_that_key_are_right_and_so_is_nan_and_
         assert {(str(found.verdict), found.unjudged) for found in judged.values()} == {("agree", 0)}
         changed = 0
         for stage, array in stages.items():
-            behind = truth.undefined.elements.behind_a_mask(stage, array.shape)
+            behind = truth.undefined.elements.flag_undefined_behind_mask(stage, array.shape)
             spread = {**stages, stage: np.where(behind, np.nan, array)}
-            assert stage_agrees(truth.reference(stage, "native", spread[stage]), spread[stage])
+            assert stage_agrees(truth.stage_reference(stage, "native", spread[stage]), spread[stage])
             found = judged_of(truth, spread)[stage]
             assert (found.verdict, found.unjudged) == (UNVERIFIED if behind.all() else AGREE, behind.sum())
             if behind.any():
                 assert "only keys that may not be attended hold NaN or infinity" in found.message
                 wrong = np.where(behind, array + 0.5, array)
-                assert failing_elements(truth.reference(stage, "native", wrong), wrong)[behind].all()
-                assert not stage_agrees(truth.reference(stage, "native", wrong), wrong)
+                assert flag_failing_elements(truth.stage_reference(stage, "native", wrong), wrong)[behind].all()
+                assert not stage_agrees(truth.stage_reference(stage, "native", wrong), wrong)
                 changed += 1
         assert changed
 
@@ -195,11 +195,11 @@ def test_a_row_or_a_sum_over_queries_that_holds_nan_beside_other_numbers_is_not_
         ("gradients", "grad_value", np.nan, np.arange(6)[:, np.newaxis] == 5),
     ):
         truth, stages = spoilt_behind(name, "key", number)
-        behind = truth.undefined.elements.behind_a_mask(stage, stages[stage].shape)
+        behind = truth.undefined.elements.flag_undefined_behind_mask(stage, stages[stage].shape)
         spread = np.where(behind, np.where(places, np.nan, 0.0), stages[stage])
         zeros = np.where(behind, 0.0, stages[stage])
         for array, is_right in ((spread, True), (zeros, False), (np.where(behind, spread, 0.0), False)):
-            assert stage_agrees(truth.reference(stage, "native", array), array) == is_right
+            assert stage_agrees(truth.stage_reference(stage, "native", array), array) == is_right
 
 
 # Rows without a key, by each convention.
@@ -247,17 +247,17 @@ def test_gradients_of_nan_are_semantic_and_known_if_declared(gradients: Problem)
     # With uniform rows the gradients of query and key are open: what explains most counts.
     for own in (
         KnownEmptyRows("nan"),
-        *(KnownEmptyRows(recorded=each) for each in (("uniform", "nan"), ("nan", "uniform"))),
+        *(KnownEmptyRows(recorded_conventions=each) for each in (("uniform", "nan"), ("nan", "uniform"))),
     ):
         found = gradients.judged(wrong, own=own)
         assert failing(found) == dict.fromkeys(("grad_query", "grad_key", "grad_value"), SEMANTIC)
-        assert found.excused == (failing(found).keys() if own.declared else set())
+        assert found.excused_stages == (failing(found).keys() if own.declared_convention else set())
         assert {each.empty_rows for each in found.judgements if each.verdict.exit_code} == {"nan"}
     assert failing(gradients.judged(wrong, empty_rows="nan")) == {}
     wrong["grad_key"][0, 0, 0, 0] = np.nan
     found = gradients.judged(wrong, own=KnownEmptyRows("nan"))
     assert failing(found)["grad_key"] is Verdict.NONFINITE
-    assert found.excused == {"grad_query", "grad_value"}
+    assert found.excused_stages == {"grad_query", "grad_value"}
 
 
 def test_gradients_of_nan_rows_may_stop_at_the_mask_or_go_through(gradients: Problem) -> None:
@@ -284,7 +284,7 @@ def test_conventions_hold_where_some_rows_stand_for_all() -> None:
     problem = Problem("attention", {}, {name: NORMAL(shape) for name, shape in shapes.items()} | {"mask": mask})
     wrong = {"output": np.where(mask, problem.returned()["output"], np.nan)}
     found = problem.judged(wrong, own=KnownEmptyRows("nan"))
-    assert (failing(found), found.excused) == ({"output": SEMANTIC}, {"output"})
+    assert (failing(found), found.excused_stages) == ({"output": SEMANTIC}, {"output"})
     assert found.judgements[0].judged_rows == 64
     assert failing(problem.judged(wrong, empty_rows="nan")) == {}
 
@@ -302,7 +302,7 @@ def test_of_nan_behind_a_fill_or_beside_a_sink_alone_nothing_is_said(options: Op
         gradients = Problem("attention_gradients", {}, inputs | {"grad_output": NORMAL((1, 1, 3, 2))})
         exact |= gradients.truth(supports_statistics=False).exact
     for stage in {"log_sum_exp", "output", "grad_query"} & exact.keys():
-        rows = exact[stage].mapped(lambda array: array.reshape(3, -1))
+        rows = exact[stage].map_arrays(lambda array: array.reshape(3, -1))
         assert np.isfinite(rows.radius).all(axis=-1).tolist() == [True, True, False], stage
         assert stage == "grad_query" or np.isnan(rows.high[1]).all(), stage
 

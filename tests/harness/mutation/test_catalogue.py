@@ -19,7 +19,7 @@ from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Window
 from attncheck.diagnosis.case_evidence import Match
 from attncheck.diagnosis.decision import Decision
-from attncheck.diagnosis.readings import CATALOGUE
+from attncheck.diagnosis.readings import READING_CATALOGUE
 from attncheck.execution.operations import run_operation
 from attncheck.execution.worker import Computed, Outcome, evaluate_on_backend
 from attncheck.mutation.catalogue import (
@@ -47,7 +47,7 @@ from attncheck.mutation.kernel import (
 from attncheck.mutation.mutant import WIDE_DTYPES, BackendVariant, Control, StepsPerCall, subjects_of_module
 from attncheck.mutation.narrow import rounded_product, tensor_core_product, two_part_product
 from attncheck.mutation.unit import count_case_scores, run_reference
-from attncheck.reading.inputs import make_inputs, problem_from_case
+from attncheck.reading.inputs import make_inputs, make_problem_of_case
 from attncheck.reading.problem import Problem
 from attncheck.reading.selection import select_cases
 from attncheck.spec import OPERATIONS, OptionSpec
@@ -70,7 +70,7 @@ def test_names_are_unique_and_can_be_written_in_an_identifier_and_diagnoses_are_
     assert variant_named("reference") == SUBJECTS_BY_NAME["reference"].backend
     with pytest.raises(KeyError):
         variant_named("no_such_fault")
-    names = {reading.name for readings in CATALOGUE.values() for reading in readings}
+    names = {reading.name for readings in READING_CATALOGUE.values() for reading in readings}
     assert {name for mutant in MUTANTS for name in mutant.diagnosis} <= names
 
 
@@ -131,7 +131,7 @@ def test_what_is_told_of_a_fault_is_right_wrong_or_nothing() -> None:
 
 
 def test_a_new_option_has_its_faults_by_its_row() -> None:
-    temperature = OptionSpec("A number that divides the logits.", positive=True, type=float)
+    temperature = OptionSpec("A number that divides the logits.", must_be_positive=True, type=float)
     assert [fault.name for fault in faults_of_option(temperature)] == ["left_out", "taken_twice"]
     edges = [fault.change((2, None)) for fault in faults_of_option(OptionSpec("A second window.", type=Window))]
     assert edges == [None, (3, None), (1, None), (2, None), (2, None), (None, 2)]
@@ -139,7 +139,7 @@ def test_a_new_option_has_its_faults_by_its_row() -> None:
 
 def test_an_operation_that_takes_one_more_argument_has_faults_of_it() -> None:
     attention = OPERATIONS["attention"]
-    scales = optional_input("H", neutral=1)
+    scales = optional_input("H", neutral_value=1)
     wider = replace(attention, inputs={**attention.inputs, "head_scales": scales})
     found = {fault.name for fault in faults_of_argument(wider, "head_scales", scales)}
     assert found >= {"left_out", "neutral", "taken_twice", "negated", "in_bfloat16", "of_the_next_head"}
@@ -176,7 +176,7 @@ def tasks() -> dict[str, Problem]:
         if is_wanted and count_case_scores(case) <= _SMALL:
             seen.add(given)
             counts[case.operation] += 1
-            found[case.id] = problem_from_case(case, make_inputs(case, "float64")).as_call()
+            found[case.id] = make_problem_of_case(case, make_inputs(case, "float64")).as_call()
     return found
 
 

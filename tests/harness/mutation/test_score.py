@@ -202,9 +202,9 @@ def test_what_begins_with_the_same_stages_is_judged_once_and_as_ever(
     judged: list[str] = []
     judge_one = unit.judge_stage
 
-    def counted(truth: Truth, stage: str, *rest: Any, has_step: bool) -> StageJudgement:
+    def counted(truth: Truth, stage: str, *rest: Any, judge_step: bool) -> StageJudgement:
         judged.append(stage)
-        return judge_one(truth, stage, *rest, has_step=has_step)
+        return judge_one(truth, stage, *rest, judge_step=judge_step)
 
     monkeypatch.setattr(unit, "judge_stage", counted)
     scorer = UnitScorer(SeededUnit(masked, "float64"))

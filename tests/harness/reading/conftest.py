@@ -25,5 +25,5 @@ def few_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         shutil.copy(whole / f"{name}.yaml", root / f"{name}.yaml")
     (root / "__init__.py").touch()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "bundled_cases_folder", lambda: root)
+        patch.setattr(selection, "find_bundled_cases_folder", lambda: root)
         yield root

@@ -15,7 +15,7 @@ from attncheck.attention.problem import Computation
 from attncheck.backends import numpy_backend
 from attncheck.backends.codes import code_values
 from attncheck.backends.contract import CODE_FORMATS
-from attncheck.reading.inputs import make_inputs, problem_from_case
+from attncheck.reading.inputs import make_inputs, make_problem_of_case
 from attncheck.reading.lowering import pack_codes
 from attncheck.reading.problem import Problem
 from attncheck.reading.selection import select_cases
@@ -76,7 +76,7 @@ def test_a_case_is_the_attention_of_its_numbers_however_it_is_handed_over() -> N
     cases = [case for case in select_cases(["block_formats"]).cases if case.operation == "quantized_attention"]
     assert {case.options.get("stored_as") for case in cases} == CODE_FORMATS.keys() - {"float8_e4m3fn", "float8_e5m2"}
     for case in cases:
-        problem = problem_from_case(case, make_inputs(case, "float64"))
+        problem = make_problem_of_case(case, make_inputs(case, "float64"))
         inputs = problem.inputs
         called = problem.as_call()
         stages = numpy_backend.quantized_attention(**called.inputs, **called.options)
@@ -98,7 +98,7 @@ def test_a_case_is_the_attention_of_its_numbers_however_it_is_handed_over() -> N
         }
         wanted = numpy_backend.attention(*plain.values(), **rest, **options)["output"]
         np.testing.assert_allclose(stages["output"], wanted, rtol=1e-12, err_msg=case.id)
-        lowered = Computation.of(problem.without_layout().canonical())
+        lowered = Computation.from_problem(problem.without_layout().canonical())
         assert lowered.inputs["key"].dtype == np.float64
 
 
@@ -106,7 +106,7 @@ def test_pages_of_codes_are_the_codes_of_their_slots() -> None:
     cases = [case for case in select_cases(["block_formats"]).cases if case.operation == "paged_attention"]
     assert len({case.options.get("stored_as") for case in cases}) == 8
     for case in cases:
-        problem = problem_from_case(case, make_inputs(case, "float64"))
+        problem = make_problem_of_case(case, make_inputs(case, "float64"))
         inputs, called = problem.inputs, problem.as_call()
         stages = numpy_backend.paged_attention(**called.inputs, **called.options)
         options = {name: case.options[name] for name in ("stored_as", "packing") if name in case.options}

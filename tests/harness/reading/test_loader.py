@@ -25,7 +25,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.for_each import MAX_REPEATED_CASES, expand_cases
 from attncheck.reading.inputs import make_exact_inputs
 from attncheck.reading.printed import MAX_NUMBERS, PrintedError, PrintedRounding, parse_printed
-from attncheck.reading.shapes import ShapeFault, bind_axes, format_shape, operation_input_shape
+from attncheck.reading.shapes import ShapeFault, find_axis_lengths, format_shape, operation_input_shape
 from attncheck.reading.yaml_reader import MAX_BYTES, MAX_NODES, FieldPath, YamlFault, read_yaml
 from attncheck.spec import OPERATIONS, SCORE_INPUTS, InputSpec, input_specs
 
@@ -233,7 +233,7 @@ def test_any_data_is_filled_in(scratch_file: Path, first: list[Any], second: lis
         assert line is not None
         assert 1 <= line <= len(lines)
         source: Any = written
-        for part in document.source(path):
+        for part in document.find_place_in_file(path):
             source = source[part]
         if not isinstance(data, dict | list) and path[-1:] != ("name",):
             assert source == data
@@ -283,7 +283,7 @@ def _full_shapes(operation: str, kind: str | None, lengths: dict[str, int]) -> d
 def test_every_axis_letter_gets_its_length(of: tuple[str, str | None], lengths: dict[str, int]) -> None:
     operation, kind = of
     specs = input_specs(operation, kind)
-    bound = bind_axes(specs, _full_shapes(operation, kind, lengths), *_heads(operation, lengths))
+    bound = find_axis_lengths(specs, _full_shapes(operation, kind, lengths), *_heads(operation, lengths))
     assert {letter for spec in specs.values() for letter in spec.axes} <= set(bound)
     keys = {} if "N" in bound else {"T": _keys(operation, lengths)}
     assert bound == {letter: lengths[letter] for letter in bound} | keys
@@ -296,7 +296,7 @@ def _shared_axes(operation: str, kind: str | None) -> list[tuple[str, int]]:
         (name, axis)
         for name, spec in specs.items()
         for axis, letter in enumerate(spec.axes)
-        if any(letter in other.axes for key, other in specs.items() if key != name and not other.broadcast)
+        if any(letter in other.axes for key, other in specs.items() if key != name and not other.is_broadcastable)
     ]
 
 
@@ -307,10 +307,10 @@ def test_an_axis_that_disagrees_is_blamed(of: tuple[str, str | None, str, int], 
     operation, kind, name, axis = of
     specs = input_specs(operation, kind)
     shapes = _full_shapes(operation, kind, lengths)
-    more = 2 if specs[name].broadcast and shapes[name][axis] == 0 else 1  # of none, 1 would be broadcast
+    more = 2 if specs[name].is_broadcastable and shapes[name][axis] == 0 else 1  # of none, 1 would be broadcast
     shapes[name] = (*shapes[name][:axis], shapes[name][axis] + more, *shapes[name][axis + 1 :])
     with pytest.raises(ShapeFault) as fault:
-        bind_axes(specs, shapes, *_heads(operation, lengths))
+        find_axis_lengths(specs, shapes, *_heads(operation, lengths))
     [field] = fault.value.field
     assert specs[name].axes[axis] in specs[field].axes
     assert format_shape(shapes[field]) in str(fault.value)
@@ -320,7 +320,7 @@ def test_an_axis_that_disagrees_is_blamed(of: tuple[str, str | None, str, int], 
 def test_a_mask_may_have_length_one_on_any_axis(lengths: dict[str, int], ones: list[bool]) -> None:
     shapes = _full_shapes("attention", None, lengths)
     shapes["mask"] = tuple(1 if one else length for one, length in zip(ones, shapes["mask"], strict=True))
-    bound = bind_axes(OPERATIONS["attention"].inputs, shapes, None)
+    bound = find_axis_lengths(OPERATIONS["attention"].inputs, shapes, None)
     scores = tuple(lengths[letter] for letter in ("B", "H", "Lq", "T"))
     assert np.broadcast_shapes(shapes["mask"], tuple(bound[letter] for letter in ("B", "H", "Lq", "T"))) == scores
 

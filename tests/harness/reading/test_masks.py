@@ -29,11 +29,11 @@ from attncheck.reading.generated_arrays import (
     alibi_shape,
     alibi_slopes,
     check_draw,
+    find_relative_buckets,
     make_alibi_bias,
     make_mask,
+    make_twister_word_source,
     mask_shape,
-    relative_buckets,
-    twister_word_source,
 )
 from attncheck.spec import DTYPES
 from attncheck.spec.dtypes import largest_number, numpy_dtype, round_to
@@ -47,7 +47,7 @@ def drawn_by(generator: Any, distribution: str, shape: tuple[int, ...], paramete
 
 def test_the_twister_gives_the_word_that_the_cpp_standard_fixes() -> None:
     # ISO C++ [rand.predef]: the 10000th word of std::mt19937, whose default seed is 5489, is 4123659995.
-    words = twister_word_source(np.random.RandomState(5489).get_state(legacy=False)["state"]["key"])
+    words = make_twister_word_source(np.random.RandomState(5489).get_state(legacy=False)["state"]["key"])
     assert words(4000)[0] == 3499211612
     assert words(6000)[-1] == 4123659995
 
@@ -297,5 +297,5 @@ def _bucket(distance: int, buckets: int, max_distance: int, bidirectional: bool)
 def test_buckets_follow_the_rule(half: int, beyond: int, bidirectional: bool, distances: list[int]) -> None:
     buckets = 2 * half
     max_distance = (half if not bidirectional else half // 2) + beyond
-    found = relative_buckets(np.array(distances), buckets, max_distance, bidirectional=bidirectional)
+    found = find_relative_buckets(np.array(distances), buckets, max_distance, bidirectional=bidirectional)
     assert found.tolist() == [_bucket(each, buckets, max_distance, bidirectional) for each in distances]

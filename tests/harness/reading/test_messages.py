@@ -27,7 +27,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file, load_tags
-from attncheck.reading.schema import case_schema, tag_schema
+from attncheck.reading.schema import case_file_schema, tag_file_schema
 from attncheck.reading.yaml_reader import (
     MAX_BYTES,
     MAX_DEPTH,
@@ -48,7 +48,7 @@ Load = Callable[[str | bytes], list[Case]]
 Group = dict[str, Any]
 _YAML = YAML(typ="safe")
 GROUPS, MEANINGS = (_YAML.load(Path(__file__).with_name(name)) for name in ("messages.yaml", "meanings.yaml"))
-SCHEMA = jsonschema_rs.Draft202012Validator(json.loads(case_schema()))
+SCHEMA = jsonschema_rs.Draft202012Validator(json.loads(case_file_schema()))
 
 
 def files_of(group: Group) -> Iterator[tuple[str, Any]]:
@@ -174,9 +174,9 @@ CORPUS = Path(str(files("attncheck.cases")))
 
 
 def test_the_schemas_are_schemas_which_the_corpus_and_the_examples_of_the_reference_follow() -> None:
-    for schema in (case_schema(), tag_schema()):
+    for schema in (case_file_schema(), tag_file_schema()):
         jsonschema_rs.meta.validate(json.loads(schema))
-    tags = jsonschema_rs.Draft202012Validator(json.loads(tag_schema()))
+    tags = jsonschema_rs.Draft202012Validator(json.loads(tag_file_schema()))
     paths = sorted([*CORPUS.rglob("*.yaml"), *(ROOT / "examples" / "case_files").glob("*.yaml")])
     for path in paths:
         validator = tags if path.name == "tags.yaml" else SCHEMA

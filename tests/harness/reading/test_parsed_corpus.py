@@ -12,7 +12,7 @@ from attncheck.common.store import NO_STORE
 from attncheck.reading import loader, parsed_corpus
 from attncheck.reading.parse_corpus import parse_bundled_files
 from attncheck.reading.parsed_corpus import FILE_NAME, key_of_file, read_entry, write_entries
-from attncheck.reading.selection import bundled_case_files, bundled_cases_folder, select_cases
+from attncheck.reading.selection import bundled_case_files, find_bundled_cases_folder, select_cases
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_a_run_reads_the_parsed_cases_and_they_are_those_of_the_yaml(
 
 
 def test_a_wheel_has_an_entry_for_every_bundled_file() -> None:
-    if not (bundled_cases_folder() / FILE_NAME).exists():
+    if not (find_bundled_cases_folder() / FILE_NAME).exists():
         pytest.skip("an editable checkout has no parsed cases: the YAML is read")
     tags = sorted(select_cases(()).tags)
     missing = [

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from tables import tables_beside
 
-from attncheck.reading.printed import PrintedError, PrintedRounding, max_number_count, parse_printed, split_numbers
+from attncheck.reading.printed import (
+    PrintedError,
+    PrintedRounding,
+    max_number_count,
+    parse_printed,
+    split_printed_numbers,
+)
 
 TABLES = tables_beside(__file__)
 
@@ -60,19 +66,23 @@ def test_whatever_the_text_it_is_read_whole_or_refused(source: object, rounding:
 def test_what_was_cut_off_lay_away_from_zero() -> None:
     parsed = parse_printed("0.25 -0.25 0.00 -0.00", PrintedRounding(truncated=True))
     unit = pytest.approx(0.01)
-    assert parsed.radius_towards(np.array([1.0, -1.0, 1.0, 1.0])).tolist() == [unit] * 4
-    assert parsed.radius_towards(np.array([0.0, 0.0, -1.0, -1.0])).tolist() == [0.0, 0.0, unit, unit]
+    assert parsed.radius_on_side_of(np.array([1.0, -1.0, 1.0, 1.0])).tolist() == [unit] * 4
+    assert parsed.radius_on_side_of(np.array([0.0, 0.0, -1.0, -1.0])).tolist() == [0.0, 0.0, unit, unit]
     assert parsed.radius.tolist() == [unit] * 4
-    assert parsed.laid_out(lambda array: array.reshape(2, 2)).truncated
+    assert parsed.rearrange(lambda array: array.reshape(2, 2)).truncated
     rounded = parse_printed("0.25 -0.25", PrintedRounding())
-    assert rounded.radius_towards(np.array([1.0, 1.0])).tolist() == rounded.radius.tolist() == [0.005, 0.005]
+    assert rounded.radius_on_side_of(np.array([1.0, 1.0])).tolist() == rounded.radius.tolist() == [0.005, 0.005]
 
 
 def test_an_array_is_read_as_it_was_printed() -> None:
     for text in TABLES["printed_squares"]:
-        assert split_numbers(text) == split_numbers(textwrap.indent(text, "    ")) == [["0.10", "2."], ["-3e-5", "nan"]]
+        assert (
+            split_printed_numbers(text)
+            == split_printed_numbers(textwrap.indent(text, "    "))
+            == [["0.10", "2."], ["-3e-5", "nan"]]
+        )
         assert max_number_count(text) >= 4
-    assert {text: split_numbers(text) for text in TABLES["printed_others"]} == TABLES["printed_others"]
+    assert {text: split_printed_numbers(text) for text in TABLES["printed_others"]} == TABLES["printed_others"]
 
 
 arrays = npst.arrays(

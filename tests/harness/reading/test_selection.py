@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tables import CASES, tables_beside
 
-from attncheck.attention.sampling import MAX_ELEMENTS
+from attncheck.attention.sampling import MAX_UNSAMPLED_ELEMENTS
 from attncheck.common.errors import CaseError, UsageError
 from attncheck.reading import selection
 from attncheck.reading.case import Case
@@ -23,15 +23,15 @@ from attncheck.reading.selection import (
     MAX_JUDGED_SCORES,
     TILE_TEMPLATE,
     CaseSelection,
-    NoSuchCase,
-    bundled_cases_folder,
+    NoSuchCaseError,
+    describe_unjudged_tiles,
+    find_bundled_cases_folder,
+    find_tiles_in_names,
     load_tile_cases,
-    note_on_large_tiles,
     read_cases_at_addresses,
     read_tiles,
     select_case,
     select_cases,
-    tiles_in_names,
 )
 
 TABLES = tables_beside(__file__)
@@ -156,7 +156,9 @@ ONE = f"{TILE_TEMPLATE}/no-edge-shows-in-causal-gradients-tile-48-under-by-over"
 
 def of_tile(tile: int) -> list[Case]:
     tags = select_cases(["masking"]).tags
-    return load_tile_cases(bundled_cases_folder() / f"{TILE_TEMPLATE}.yaml", f"cases/{TILE_TEMPLATE}.yaml", tags, tile)
+    return load_tile_cases(
+        find_bundled_cases_folder() / f"{TILE_TEMPLATE}.yaml", f"cases/{TILE_TEMPLATE}.yaml", tags, tile
+    )
 
 
 def ids_of(cases: Iterable[Case]) -> set[str]:
@@ -164,11 +166,11 @@ def ids_of(cases: Iterable[Case]) -> set[str]:
 
 
 def test_gradients_that_cannot_be_judged_whole_are_left_out_and_what_is_no_tile_is_refused() -> None:
-    assert MAX_JUDGED_SCORES == MAX_ELEMENTS
+    assert MAX_JUDGED_SCORES == MAX_UNSAMPLED_ELEMENTS
     whole, large = of_tile(361), of_tile(1024)
     assert len(whole) == len(of_tile(16)) > len(large)
-    assert note_on_large_tiles([361]) == ""
-    assert "--tile 362,1024: " in note_on_large_tiles([361, 362, 1024])
+    assert describe_unjudged_tiles([361]) == ""
+    assert "--tile 362,1024: " in describe_unjudged_tiles([361, 362, 1024])
     assert {case.input_shapes["query"][-2] for case in large if case.operation == "attention_gradients"} == {3}
     for tile in (0, 1, 4097, -3, "x", "", "4.5", 2.0, True, None, "9" * 50, [16]):
         with pytest.raises(UsageError, match="--tile: expected a whole number from 2 to 4096, got "):
@@ -185,11 +187,15 @@ def test_cases_of_tiles_come_besides_others_by_a_glob_or_by_their_ids(tmp_path: 
     assert (case.id, case.file, case.input_shapes["query"][-2:]) == (ONE, f"cases/{TILE_TEMPLATE}.yaml", (47, 64))
     part = f"{TILE_TEMPLATE}.yaml::causal gradients (tile 48, under by over)"
     assert select_case(part, base=tmp_path)[0].id == ONE
-    with pytest.raises(NoSuchCase):
+    with pytest.raises(NoSuchCaseError):
         select_case(ONE.replace("48", "5000"), base=tmp_path)
     addresses = {each: each for each in (ONE, ONE.replace("48", "16"), "masking/gone")}
     assert read_cases_at_addresses(addresses, tmp_path).keys() == {ONE, ONE.replace("48", "16")}
-    assert tiles_in_names([ONE, "*tile-64*", "x-tile-7", "atile-9", "tile-08", "tile-40960", "tile-1"]) == (48, 64, 7)
+    assert find_tiles_in_names([ONE, "*tile-64*", "x-tile-7", "atile-9", "tile-08", "tile-40960", "tile-1"]) == (
+        48,
+        64,
+        7,
+    )
 
 
 # Single cases by what people call them.
@@ -232,7 +238,7 @@ def test_what_leads_to_none_or_several_or_cannot_be_read_is_refused(here: Path, 
         for name in names:
             with pytest.raises(UsageError, match=message) as error:
                 found(name)
-            assert isinstance(error.value, NoSuchCase) == (message == NOWHERE)
+            assert isinstance(error.value, NoSuchCaseError) == (message == NOWHERE)
     (here / "bad.yaml").write_text("title: [\n", encoding="utf-8")
     for wanted in ("bad.yaml", "bad.yaml::x", "bad/x"):
         with pytest.raises(CaseError, match=r"bad\.yaml:2"):
@@ -248,7 +254,7 @@ def test_cases_of_ones_own_come_before_bundled_ones_and_those_of_the_project_are
     configured = [str(write_cases(tmp_path / "conformance" / "c.yaml", "Configured").parent)]
     for wanted in ("conformance/c/configured", "*/configured"):
         assert found(wanted, configured) == "conformance/c/configured"
-    with pytest.raises(NoSuchCase):
+    with pytest.raises(NoSuchCaseError):
         found("conformance/c/gone", configured)
 
 

@@ -29,7 +29,7 @@ from attncheck.execution.implementation_selection import find_implementation, im
 from attncheck.execution.implementations import Implementation, user_entry
 from attncheck.execution.user_call import load_target, read_target_declarations
 from attncheck.execution.user_code import Target
-from attncheck.judging.judge_stages import failing_elements
+from attncheck.judging.judge_stages import flag_failing_elements
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import make_inputs
@@ -433,17 +433,20 @@ def class_of(dtype: str) -> str:
 
 def spoiled(truth: Truth, stage: str, shape: tuple[int, ...], random: np.random.Generator) -> NDArray[Any]:
     """Return a stage whose errors are about as large as the bounds, some of them NaN and infinite."""
-    exact, max_error = truth.exact[stage].high, truth.bounds.of(class_of(truth.bounds.dtype))[stage].max_error
+    exact, max_error = (
+        truth.exact[stage].high,
+        truth.bounds.bounds_by_stage(class_of(truth.bounds.dtype))[stage].max_error,
+    )
     with np.errstate(all="ignore"):
         near = exact + max_error * random.uniform(-1.5, 1.5, exact.shape)
         near[random.uniform(size=exact.shape) < 0.3] = 0
         near = np.where(random.uniform(size=exact.shape) < 0.3, exact, near)
         odd = random.choice([np.nan, np.inf, -np.inf], exact.shape)
         kept = np.where(random.uniform(size=exact.shape) < 0.1, odd, near)
-        if truth.judged.query_rows is None or kept.shape == shape:
+        if truth.judged_problem.judged_rows is None or kept.shape == shape:
             return kept.astype(numpy_dtype(truth.bounds.dtype))
         whole = np.zeros(shape)
-        whole[..., truth.judged.query_rows, :] = kept
+        whole[..., truth.judged_problem.judged_rows, :] = kept
         return whole.astype(numpy_dtype(truth.bounds.dtype))
 
 
@@ -459,8 +462,8 @@ def test_the_script_finds_wrong_what_the_judge_finds_wrong(bench: Bench, fields:
             expected = expected_stage(truth, stage, shape, class_of(dtype))
             for _ in range(5):
                 computed = spoiled(truth, stage, shape, random)
-                kept = select_stage_rows(stage, computed, truth.judged.query_rows)
-                by_judge = failing_elements(truth.reference(stage, class_of(dtype), kept), kept)
+                kept = select_stage_rows(stage, computed, truth.judged_problem.judged_rows)
+                by_judge = flag_failing_elements(truth.stage_reference(stage, class_of(dtype), kept), kept)
                 by_script = are_right(kept.astype(np.float64), expected.exact, expected.allowed, expected.rest)
                 np.testing.assert_array_equal(~by_script, by_judge)
                 written_down = "\n".join(expected.lines())

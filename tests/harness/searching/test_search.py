@@ -27,9 +27,9 @@ from attncheck.common.errors import CaseError, OutputError, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.mutation import variant_entry
-from attncheck.reading.inputs import make_inputs, problem_from_case
+from attncheck.reading.inputs import make_inputs, make_problem_of_case
 from attncheck.reading.problem import Problem
-from attncheck.reading.selection import case_address, select_case, select_cases
+from attncheck.reading.selection import format_case_address, select_case, select_cases
 from attncheck.reading.shapes import ShapeFault
 from attncheck.reports.frames import Frames, make_frames
 from attncheck.reports.merge import merge_runs
@@ -187,7 +187,7 @@ def test_the_commands_of_a_report_on_a_search_find_its_cases(run: Run) -> None:
     run(*PROBLEMS)
     for case, record in frames_of("found").cases.items():
         if not case.startswith("search/"):
-            assert select_case(case_address(case, record["path"]))[0].id.endswith(case)
+            assert select_case(format_case_address(case, record["path"]))[0].id.endswith(case)
 
 
 def test_a_search_that_was_killed_at_once_goes_on_in_its_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,9 +312,13 @@ def drawn(options: dict[str, object] | None = None) -> Problem:
 @pytest.mark.parametrize(
     ("fails", "asked", "most"),
     [
-        (lambda it: it.lengths["Lk"] >= 17, set(), {"key": 17, "query": 1}),
+        (lambda it: it.axis_lengths["Lk"] >= 17, set(), {"key": 17, "query": 1}),
         (lambda it: (it.inputs.get("bias", np.zeros(1)) < 0).any(), {"bias"}, {"bias": 1, "key": 1}),
-        (lambda it: "window" in it.options and it.lengths["Hkv"] < it.lengths["H"], {"window"}, {"query": 2, "key": 1}),
+        (
+            lambda it: "window" in it.options and it.axis_lengths["Hkv"] < it.axis_lengths["H"],
+            {"window"},
+            {"query": 2, "key": 1},
+        ),
     ],
     ids=["seventeen keys", "a bias with a negative number", "a window and heads that share a key"],
 )
@@ -385,7 +389,7 @@ def test_whatever_the_specification_has_is_drawn_and_soon_searched(tmp_path: Pat
     for some in (drawn, problems):
         assert {problem.operation for problem in some} == set(OPERATIONS)
         assert set(OPTIONS) - {name for problem in some for name in problem.options} == FILE_ALONE
-    assert {problem.regime for problem in drawn} == set(REGIMES)
+    assert {problem.drawing_regime for problem in drawn} == set(REGIMES)
     forms = {word for problem in drawn for word in problem.asked.split(" + ")}
     assert forms >= {
         *(f"mask {form}" for form in ("padding", "random", "blocks", "documents")),
@@ -395,10 +399,10 @@ def test_whatever_the_specification_has_is_drawn_and_soon_searched(tmp_path: Pat
     assert {each.dtype for each in problems} == set(DTYPES)
     inputs = {name for operation in OPERATIONS.values() for name in operation.inputs}
     assert inputs <= {name for each in problems for name in each.inputs}
-    assert set(EDGE_LENGTHS) <= {length for each in problems for length in each.lengths.values()}
+    assert set(EDGE_LENGTHS) <= {length for each in problems for length in each.axis_lengths.values()}
     layouts = {layout for each in problems for layout in each.memory_layout.values()}
     assert layouts == MEMORY_LAYOUTS.keys() - {"fused", "distant"}
-    specials = {each.special.partition(" in ")[0] for each in problems}
+    specials = {each.special_value.partition(" in ")[0] for each in problems}
     assert {"NaN", "infinity", "zeros", "ones", "equal rows", "large numbers", "small numbers"} <= specials
     read = 0
     for number, problem in enumerate(problems[::5]):
@@ -444,7 +448,7 @@ def test_the_call_of_every_form_of_case_comes_back(tmp_path: Path) -> None:
     for number, case in enumerate(cases):
         dtype = case.dtypes[number % len(case.dtypes)]
         again = case_of_problem(concrete_problem(case, dtype), tmp_path, f"search/one-{number}")
-        one, other = (problem_from_case(each, make_inputs(each, dtype)).as_call() for each in (case, again))
+        one, other = (make_problem_of_case(each, make_inputs(each, dtype)).as_call() for each in (case, again))
         assert one.options == other.options, case.id
         assert one.inputs.keys() == other.inputs.keys()
         for name, array in one.inputs.items():
