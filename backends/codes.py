@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from attncheck.backends.composed import Operation
-from attncheck.backends.contract import CODE_FORMATS, Stages, Stored, StoredPages, Tensor, takes
+from attncheck.backends.contract import CODE_FORMATS, Stages, Stored, StoredPages, Tensor, show_keywords_of
 
 
 def code_values(elements: str) -> list[float]:
@@ -114,7 +114,7 @@ def make_quantized_attention(
 ) -> Operation:
     """Return attention to codes, which ``numbers_of_codes`` converts to numbers, with the keywords of ``group``."""
 
-    @takes(group)
+    @show_keywords_of(group)
     def quantized_attention(
         query: Tensor,
         key: Tensor,
@@ -137,7 +137,7 @@ def make_quantized_attention(
 def make_paged_attention_to_codes(numbers_of_codes: Callable[..., list[Tensor]], paged: Operation) -> Operation:
     """Return attention to pages that may have codes, which ``numbers_of_codes`` converts to numbers."""
 
-    @takes(StoredPages)
+    @show_keywords_of(StoredPages)
     def paged_attention(
         query: Tensor,
         key_pages: Tensor,

@@ -29,7 +29,7 @@ from attncheck.backends.contract import (
     Stages,
     Tensor,
     Window,
-    takes,
+    show_keywords_of,
 )
 
 Operation: TypeAlias = Callable[..., Stages]
@@ -331,13 +331,13 @@ def make_attention_with_scores(scores: Operation, attend: Operation) -> Operatio
     value, masks = Parameter("value", Parameter.POSITIONAL_OR_KEYWORD), Parameter("masks", Parameter.VAR_KEYWORD)
     attention.__name__ = scores.__name__.replace("scores", "attention")
     attention.__signature__ = Signature([query, key, value, *rest, masks])  # type: ignore[attr-defined]
-    return takes(MaskedRows)(attention)
+    return show_keywords_of(MaskedRows)(attention)
 
 
 def make_gated_attention(attention: Operation, sigmoid: Callable[..., Tensor]) -> Operation:
     """Return attention whose output is multiplied with the sigmoid of its gate."""
 
-    @takes(Attended)
+    @show_keywords_of(Attended)
     def gated_attention(query: Tensor, key: Tensor, value: Tensor, gate: Tensor, **options: Unpack[Attended]) -> Stages:
         """Attend, and multiply the output with the sigmoid of its gate."""
         stages = attention(query, key, value, **options)
@@ -353,7 +353,7 @@ def make_packed_attention(
 ) -> Operation:
     """Return attention within sequences; ``searchsorted`` is NumPy's."""
 
-    @takes(Scored)
+    @show_keywords_of(Scored)
     def packed_attention(
         query: Tensor,
         key: Tensor,
@@ -389,7 +389,7 @@ def make_paged_attention(
 ) -> Operation:
     """Return attention to pages of a cache; ``clip`` takes integers to the range that they may have."""
 
-    @takes(Scored)
+    @show_keywords_of(Scored)
     def paged_attention(
         query: Tensor,
         key_pages: Tensor,
@@ -426,7 +426,7 @@ def make_latent_attention(
 ) -> Operation:
     """Return attention to latent vectors, which ``of_latents`` projects: (B, L, C), (H, C, W) -> (B, H, L, W)."""
 
-    @takes(Latent)
+    @show_keywords_of(Latent)
     def latent_attention(
         query: Tensor,
         latent: Tensor,
@@ -480,7 +480,7 @@ def make_normalized_attention(
             return normalize(inputs, weight, norm, epsilon)
         return split_heads(arrays, normalize(merge_heads(arrays, inputs), weight, norm, epsilon), inputs.shape[1])
 
-    @takes(Normalized)
+    @show_keywords_of(Normalized)
     def normalized_attention(
         query: Tensor,
         key: Tensor,
@@ -515,7 +515,7 @@ def make_multi_head_attention(
 ) -> Operation:
     """Return attention in heads, between projections."""
 
-    @takes(Projected)
+    @show_keywords_of(Projected)
     def multi_head_attention(
         query: Tensor,
         key: Tensor,

@@ -128,7 +128,7 @@ class MlxArrays(EagerArrays):
 
         bits = array.view(np.uint16) if (is_bfloat16 := array.dtype.name == "bfloat16") else array
         dtype = mx.float64 if array.dtype == np.float64 else None  # the default is float32
-        copied = mx.array(_whole_memory(bits), dtype=dtype)
+        copied = mx.array(_including_memory_gaps(bits), dtype=dtype)
         copied = copied.view(mx.bfloat16) if is_bfloat16 else copied
         if array.flags.c_contiguous:
             return copied
@@ -235,7 +235,7 @@ class TinygradArrays(EagerArrays):
         return function(*inputs, **others).gradient(*inputs, gradient=grad_output)
 
 
-def _whole_memory(array: NDArray[Any]) -> NDArray[Any]:
+def _including_memory_gaps(array: NDArray[Any]) -> NDArray[Any]:
     """Return a contiguous array unchanged, and any other as all memory from its first byte to its last."""
     if array.flags.c_contiguous:
         return array

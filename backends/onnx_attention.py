@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from attncheck.backends import numpy_backend
-from attncheck.backends.contract import CallOptions, Stages, Window, takes_only
+from attncheck.backends.contract import CallOptions, Stages, Window, pass_as_options
 
 Array: TypeAlias = NDArray[Any]
 Evaluate = Callable[["OnnxNode", Mapping[str, Array]], list[Array]]
@@ -90,7 +90,7 @@ class OnnxAttention:
 
     from_numpy, to_numpy = staticmethod(numpy_backend.from_numpy), staticmethod(numpy_backend.to_numpy)
 
-    @takes_only("mask", "bias", "is_causal", "scale", "softcap", "window", "key_lengths", "past_key", "past_value")
+    @pass_as_options("mask", "bias", "is_causal", "scale", "softcap", "window", "key_lengths", "past_key", "past_value")
     def attention(self, query: Array, key: Array, value: Array, options: CallOptions) -> Stages:
         """Attend in one node. After a past, causality and a window count from its end, as in the contract."""
         mask, bias, key_lengths = options.mask, options.bias, options.key_lengths
@@ -118,7 +118,7 @@ class OnnxAttention:
         stages: Stages = dict.fromkeys(self._stage_of(options, forbids=forbids), *stage)
         return stages | {"output": output}
 
-    @takes_only("is_causal", "scale", "softcap", "window")
+    @pass_as_options("is_causal", "scale", "softcap", "window")
     def paged_attention(
         self,
         query: Array,
@@ -232,6 +232,6 @@ def _evaluate_in_numpy(node: OnnxNode, inputs: Mapping[str, Array]) -> list[Arra
     return outputs
 
 
-_in_numpy = partial(OnnxAttention, _evaluate_in_numpy, _prepare_numpy, _describe_numpy, 25)
-OUTPUT = _in_numpy()
-SCORES, CAPPED, MASKED, WEIGHTS = (_in_numpy(mode) for mode in range(4))
+_make_numpy_operator = partial(OnnxAttention, _evaluate_in_numpy, _prepare_numpy, _describe_numpy, 25)
+OUTPUT = _make_numpy_operator()
+SCORES, CAPPED, MASKED, WEIGHTS = (_make_numpy_operator(mode) for mode in range(4))

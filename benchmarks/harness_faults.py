@@ -481,8 +481,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "layout_strided_is_contiguous",
         "harness/execution/operations.py",
-        "lambda array: _within(_wider(array, 2 * array.shape[-1])[..., ::2], array)",
-        "lambda array: _wider(array, 1).size and array.copy()",
+        "lambda array: _copy_into(_wider_memory(array, 2 * array.shape[-1])[..., ::2], array)",
+        "lambda array: _wider_memory(array, 1).size and array.copy()",
         "a strided input is handed over contiguous",
         "harness/execution/test_operations.py",
     ),

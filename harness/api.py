@@ -100,7 +100,7 @@ class CheckResult:
         Args:
             most: How many failing cases are explained.
         """
-        from attncheck.reports.failure_patterns import pattern_lines, simplicity
+        from attncheck.reports.failure_patterns import pattern_lines, simplicity_sort_key
         from attncheck.showing.explanation import explanation_text
 
         if not self.failures:
@@ -109,7 +109,7 @@ class CheckResult:
         named = {item.name: item for item in self._implementations}
         evaluations = dict.fromkeys((row.case, row.dtype, row.implementation) for row in self.failures)
         known = [evaluation for evaluation in evaluations if evaluation[0] in cases and evaluation[2] in named]
-        known.sort(key=lambda evaluation: simplicity(self.frames.cases[evaluation[0]]))
+        known.sort(key=lambda evaluation: simplicity_sort_key(self.frames.cases[evaluation[0]]))
         explanations = []
         for case, dtype, name in known[:most]:
             met = find_failure_among_calls(self._call_outcomes(name), (case, dtype), named[name], lambda _: cases)

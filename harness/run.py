@@ -45,7 +45,7 @@ from attncheck.common.progress import ActivityTimes
 from attncheck.common.store import NO_STORE, Store
 from attncheck.common.wording import count_noun
 from attncheck.diagnosis.on_demand import DIAGNOSIS
-from attncheck.execution.call import Limits, kill_orphans, with_memory_per_worker
+from attncheck.execution.call import Limits, divide_memory_between_workers, kill_orphans
 from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.environment import describe_environment
 from attncheck.execution.implementations import ImplementationSelection, UserImplementation, source_location
@@ -417,7 +417,7 @@ def _open_executor(
     """Return what computes: workers on this machine, or a cluster for as long as this lasts."""
     if settings.cluster is None:
         kill_orphans()
-        limits = with_memory_per_worker(settings.limits, len({group.process for group in groups}))
+        limits = divide_memory_between_workers(settings.limits, len({group.process for group in groups}))
         logs = settings.output / "logs"
         runners: list[list[GroupRunner[Unit]]] = group_runners(groups, limits, logs, described)
         bundled = [group for group in groups if group.is_bundled]  # whose outcomes do not depend on those before
@@ -426,10 +426,10 @@ def _open_executor(
             helpers += group_runners(bundled, limits, logs, number=number)
         yield LocalExecutor(runners, judge, _max_workers(groups, settings.limits), helpers, settings.times)
         return
-    from attncheck.executors.dask.connection import connected  # Dask is an extra
+    from attncheck.executors.dask.connection import connect_for_run  # Dask is an extra
     from attncheck.executors.dask.driver import DaskExecutor
 
-    with connected(settings.cluster, groups, judge, settings.limits) as cluster:
+    with connect_for_run(settings.cluster, groups, judge, settings.limits) as cluster:
         yield DaskExecutor(cluster)
 
 

@@ -210,7 +210,7 @@ def _find_pattern(frames: Frames, column: Column, judged: pd.DataFrame, verb: st
     if feature is None:
         return None
     dtypes = dict(zip(judged["case"][failing], judged["dtype"][failing], strict=True))
-    simplest = sorted(dtypes, key=lambda case: (simplicity(frames.cases[case]), case))[:_MAX_SHOWN]
+    simplest = sorted(dtypes, key=lambda case: (simplicity_sort_key(frames.cases[case]), case))[:_MAX_SHOWN]
     failed, held = int((fails_here & feature.holds).sum()), int(feature.holds.sum())
     return FailurePattern(
         column,
@@ -483,7 +483,7 @@ def _membership_features(
         yield Feature(text.format(name), np.array([name in values for values in values_of_cases]))
 
 
-def simplicity(case: Record) -> tuple[int, int]:
+def simplicity_sort_key(case: Record) -> tuple[int, int]:
     """Sort key of a case record: the number of elements of its inputs, then of options and optional inputs."""
     return sum(math.prod(shape) for shape in case["inputs"].values()), len(set_options_and_inputs(case))
 

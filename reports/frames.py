@@ -38,8 +38,8 @@ from attncheck.common.wording import (
     DocumentLayout,
     format_element,
     format_judged_rows,
-    layout_of,
     parse_index,
+    stage_layout,
     truncate_list,
 )
 from attncheck.results.coverage import RequestedRun
@@ -327,7 +327,7 @@ def document_layout(case: Mapping[str, Any], row: Mapping[str, Any]) -> Document
     lengths = shape.split("x") if isinstance(shape, str) and shape != "scalar" else ()
     shape_shown = tuple(map(int, lengths)) or next((tuple(entry["shape"]) for entry in expected), ())
     transposed = ((entry["name"], bool(entry["transpose"])) for entry in expected)
-    return layout_of(str(row["stage"]), shape_shown, transposed, is_document=is_document(case))
+    return stage_layout(str(row["stage"]), shape_shown, transposed, is_document=is_document(case))
 
 
 def element_text(case: Mapping[str, Any], row: Mapping[str, Any], name: str = "") -> str:

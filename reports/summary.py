@@ -120,7 +120,13 @@ def _verdict_cell(cells: Mapping[str, Cell]) -> Inline:
 
 def fact_sentences(frames: Frames) -> tuple[str, ...]:
     """Return the sentences about evaluations, stages, pairs, printed numbers and expected failures."""
-    sentences = (_evaluations_sentence, _stages_sentence, _pairs_sentence, _numbers_sentence, _known_sentence)
+    sentences = (
+        _evaluations_sentence,
+        _stages_sentence,
+        _pairs_sentence,
+        _numbers_sentence,
+        _expected_failures_sentence,
+    )
     return tuple(text for sentence in sentences if (text := sentence(frames)))
 
 
@@ -175,7 +181,7 @@ def _exceptions_text(rows: pd.DataFrame) -> str:
     return f", except for {join_words(parts)}" if parts else ""
 
 
-def _known_sentence(frames: Frames) -> str:
+def _expected_failures_sentence(frames: Frames) -> str:
     """Count the evaluations that fail as expected, or by a convention; empty if none does."""
     expected = select_expected_failures(frames.results)
     is_convention, sentences = are_by_convention(expected), []
@@ -229,7 +235,7 @@ def _numbers_sentence(frames: Frames) -> str:
         stages = count_noun(counts.not_returned, "stage")
         those = "that stage" if counts.not_returned == 1 else "those stages"
         sentences.append(f"Expected values for {stages} were not compared: no implementation returned {those}.")
-    return " ".join([*sentences, *_unprinted_sentence(frames)])
+    return " ".join([*sentences, *_computed_numbers_sentences(frames)])
 
 
 def _numbers_without_documents_sentence(frames: Frames) -> str:
@@ -257,7 +263,7 @@ def _printed_sentence(counts: coverage.NumberCounts) -> str:
     return f"Of {count_noun(counts.printed, 'printed number')} {join_words(parts)}{why}."
 
 
-def _unprinted_sentence(frames: Frames) -> list[str]:
+def _computed_numbers_sentences(frames: Frames) -> list[str]:
     documents = [key for key, case in frames.cases.items() if is_document(case)]
     unprinted = frames.numbers[frames.numbers["case"].isin(documents) & frames.numbers["basis"].eq("exact")]
     if unprinted.empty:

@@ -145,12 +145,12 @@ def read_csv_text(path: Path, header: Sequence[str]) -> list[list[str]]:
         with path.open(encoding="utf-8", newline="") as file:
             columns, *rows = list(reader(file)) or [[]]
     except (OSError, UnicodeError, Error) as error:
-        raise ResultsError(f"{path} cannot be read: {error}; {RESTORE}") from None
+        raise ResultsError(f"{path} cannot be read: {error}; {RESTORE_ADVICE}") from None
     if tuple(columns) != tuple(header):
-        raise ResultsError(f"{path} has the columns {','.join(columns)}; expected {','.join(header)}; {RESTORE}")
+        raise ResultsError(f"{path} has the columns {','.join(columns)}; expected {','.join(header)}; {RESTORE_ADVICE}")
     for line, row in enumerate(rows, 2):
         if len(row) != len(header):
-            raise ResultsError(f"{path}: row {line} has {len(row)} cells; expected {len(header)}; {RESTORE}")
+            raise ResultsError(f"{path}: row {line} has {len(row)} cells; expected {len(header)}; {RESTORE_ADVICE}")
     return rows
 
 
@@ -160,7 +160,7 @@ def write_texts(texts: Mapping[str, str], directory: Path) -> None:
         _write_pieces(directory / name, [text])
 
 
-RESTORE = "restore the file from version control, or publish the folder again"
+RESTORE_ADVICE = "restore the file from version control, or publish the folder again"
 """The fix for a damaged table of a published folder."""
 
 _MAX_FRAME_ROWS = 10_000

@@ -236,7 +236,7 @@ def _select_subject(
     case: str, implementation: str, dtype: str | None, function: FunctionOptions, results: Path | None
 ) -> _CaseSubject:
     from attncheck.execution.implementation_selection import find_implementation
-    from attncheck.execution.implementations import with_dtypes
+    from attncheck.execution.implementations import with_added_dtypes
     from attncheck.reading.selection import choose_dtype
 
     checked = read_earlier_check(results)
@@ -259,7 +259,7 @@ def _select_subject(
         declare = (*(value for option, value in options if option == "--declare"), *function.declare)
         function = FunctionOptions(function.framework or framework, function.signature or signature, declare)
     chosen = find_implementation(implementation, called, **function.called)
-    chosen = chosen if dtype is None else with_dtypes(chosen, [dtype])
+    chosen = chosen if dtype is None else with_added_dtypes(chosen, [dtype])
     return _CaseSubject(chosen_case, selection, chosen, chosen_dtype, checked)
 
 

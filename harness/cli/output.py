@@ -139,7 +139,7 @@ def read_earlier_check(results: Path | None) -> CheckRecord | None:
     return read_check_record(results or DEFAULT_RESULTS, needed=results is not None)
 
 
-def print_faults(selection: CaseSelection) -> None:
+def print_case_faults(selection: CaseSelection) -> None:
     """Print faults of case files on stderr."""
     for fault in selection.faults:
         typer.echo(f"attncheck: {fault}", err=True)

@@ -14,7 +14,14 @@ import typer
 
 from attncheck.cli.app import app, examples_epilog
 from attncheck.cli.completion import complete_properties
-from attncheck.cli.output import make_document, print_and_exit, print_faults, rerun_commands, select_one, split_names
+from attncheck.cli.output import (
+    make_document,
+    print_and_exit,
+    print_case_faults,
+    rerun_commands,
+    select_one,
+    split_names,
+)
 from attncheck.cli.parameters import (
     AsJson,
     CaseName,
@@ -339,7 +346,7 @@ def properties(
     check_user_cases(RunOptions(cases=tuple(cases or ()), expected_failure_lists=expected_failures), asking.store)
     chosen = _select_implementations(implementations, function, limits)
     selection = select_property_cases(cases or (), expected_failures, asking.store)
-    print_faults(selection)
+    print_case_faults(selection)
     questions = property_questions(selection.cases, asking)
     if not questions:
         raise UsageError("no case asks for these properties in these dtypes")
@@ -456,13 +463,13 @@ def accuracy(
     """
     from attncheck.asking.accuracy import format_accuracy, measure_accuracy, small_cases
     from attncheck.execution.implementation_selection import find_implementation
-    from attncheck.execution.implementations import with_dtypes
+    from attncheck.execution.implementations import with_added_dtypes
     from attncheck.settings.config import select_configured_cases
 
     limits, store = allowed.limits(), open_store(cache=True, size=DEFAULT_CACHE_SIZE)
     selection = select_configured_cases(RunOptions(cases=tuple(cases or ()), dtypes=dtypes), store)
-    print_faults(selection)
-    chosen = with_dtypes(find_implementation(implementation, **function.called), dtypes)
+    print_case_faults(selection)
+    chosen = with_added_dtypes(find_implementation(implementation, **function.called), dtypes)
     measurements = [
         measure_accuracy(chosen, selection.cases if cases else small_cases(selection.cases), dtype, limits, store)
         for dtype in _choose_dtypes(tuple(chosen.declared.classes), dtypes, chosen.name)
@@ -499,9 +506,9 @@ def protocol(
     COMMAND does. The exit code is 1 if a rule is broken.
     """
     from attncheck.execution.programs import try_protocol_rules
-    from attncheck.execution.user_code import program_words
+    from attncheck.execution.user_code import parse_program_command
 
-    words = program_words(program)
+    words = parse_program_command(program)
     if not words:
         raise UsageError(f"{program}: no program; expected a path to one, such as ./attention, or a command")
     rules = []

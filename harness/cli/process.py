@@ -68,7 +68,7 @@ def open_closed_streams() -> None:
 
 
 @contextmanager
-def guarded_streams() -> Iterator[None]:
+def guard_streams() -> Iterator[None]:
     """Replace standard output and error by streams that lose what cannot be written, or fail with one line."""
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     for name, stream in before.items():

@@ -19,7 +19,7 @@ import typer
 from attncheck.cli.app import app, examples_epilog
 from attncheck.cli.output import (
     ReportLocation,
-    print_faults,
+    print_case_faults,
     read_frames_of_runs,
     show_answer,
     write_ci_outputs,
@@ -80,9 +80,9 @@ def preload_in_background(request: RunRequest, described: DescribedWorkers) -> N
     of_run = options.framework, options.threads, options.compilation_cache
     described.begin(*(DescriptionRequest(target, *of_run) for target in targets))
     if len(options.implementations) > 1:
-        from attncheck.execution.implementation_selection import requested_functions, with_distinct_names
+        from attncheck.execution.implementation_selection import separate_user_functions, with_distinct_names
 
-        requested, _ = requested_functions(options.implementations, options.signature, options.declare)
+        requested, _ = separate_user_functions(options.implementations, options.signature, options.declare)
         with_distinct_names(requested)
     from attncheck.settings.config import check_user_cases
 
@@ -199,7 +199,7 @@ def _add_property_results(
     lists = options.expected_failure_lists
     asking = PropertyRequest(dtypes=settings.dtypes, limits=settings.limits, store=settings.store)
     selection = select_property_cases((), lists, asking.store)
-    print_faults(selection)
+    print_case_faults(selection)
     questions = property_questions(selection.cases, asking)
     rows = run_properties(chosen.implementations, questions, asking, lists, complete=not asking.dtypes)
     write_property_rows(options.output, rows)

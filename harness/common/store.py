@@ -243,7 +243,7 @@ class Store:
         path, early = self._path(key), _LONGEST_LEAD / (1 + seconds * 2**20 / max(len(data), 1))
         lead = _LEAD_STRUCT.pack(early)
         try:
-            _write(path, _make_heading(key, lead, data) + data, time() - early)
+            _write_entry(path, _make_heading(key, lead, data) + data, time() - early)
         except OSError:
             self.counts["not kept"] += 1
         else:
@@ -291,7 +291,7 @@ def _make_heading(key: Key, lead: bytes, data: bytes) -> bytes:
     return _MAGIC + checksum.digest() + lead
 
 
-def _write(path: Path, entry: bytes, used: float) -> None:
+def _write_entry(path: Path, entry: bytes, used: float) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".")
     temporary = Path(name)

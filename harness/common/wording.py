@@ -176,7 +176,7 @@ class DocumentLayout:
         return (*trimmed[:-2], trimmed[-1], trimmed[-2]) if self.is_transposed and len(trimmed) > 1 else trimmed
 
 
-def layout_of(
+def stage_layout(
     stage: str, shape: Sequence[int], transposed: Iterable[tuple[str, bool]], *, is_document: bool
 ) -> DocumentLayout | None:
     """Return the layout of a stage in a document's case; None if a case is not from a document.

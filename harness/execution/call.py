@@ -43,7 +43,7 @@ Its value is the harness, in three words (``_process_identity``), and the worker
 """
 
 # A choice: a longer wait delays the run if the kernel cannot end a process; a shorter one may leave it behind.
-_MAX_SECONDS_TO_END = 10.0
+_MAX_SECONDS_TO_KILL = 10.0
 _PR_SET_PDEATHSIG = 1
 """The option of Linux's prctl(2) that sends a signal when the parent ends."""
 
@@ -114,7 +114,7 @@ def _starter_thread(pid: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix=f"attncheck spawns for {pid}")
 
 
-def end_with_parent() -> None:
+def exit_when_parent_exits() -> None:
     """Called in a worker: end it when its parent ends, even if either of them crashes or hangs."""
     parent = parent_process()
     if parent is None:
@@ -126,10 +126,10 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent.pid:  # it had ended before
             os._exit(1)
-    Thread(target=_exit_after, args=(parent.join,), daemon=True).start()
+    Thread(target=_exit_process_after, args=(parent.join,), daemon=True).start()
 
 
-def _exit_after(wait: Callable[[], object]) -> None:
+def _exit_process_after(wait: Callable[[], object]) -> None:
     wait()
     os._exit(1)
 
@@ -142,7 +142,7 @@ def become_first_oom_victim() -> None:
 
 def kill_with_descendants(process: _Worker) -> None:
     """Kill a worker and everything that it started, and wait until they are gone."""
-    deadline = monotonic() + _MAX_SECONDS_TO_END
+    deadline = monotonic() + _MAX_SECONDS_TO_KILL
     started: list[psutil.Process] = []
     with suppress(psutil.Error):
         if process.exitcode is None:  # while it lives: a process that loses its parent is only found by the mark
@@ -156,7 +156,7 @@ def kill_with_descendants(process: _Worker) -> None:
                 child.kill()
         if process.exitcode is None:
             process.kill()
-            process.join(0.01 if alive else _MAX_SECONDS_TO_END)
+            process.join(0.01 if alive else _MAX_SECONDS_TO_KILL)
         if not alive or monotonic() > deadline:
             return
         sleep(0.01)
@@ -275,7 +275,7 @@ class Limits:
         return self.hard_memory_limit // max(self.workers, 1)
 
 
-def with_memory_per_worker(limits: Limits, workers: int) -> Limits:
+def divide_memory_between_workers(limits: Limits, workers: int) -> Limits:
     """Divide three quarters of this machine's memory between so many workers."""
     share = max(_MIN_MEMORY, psutil.virtual_memory().total * 3 // 4 // max(workers, 1))
     return replace(limits, soft_memory_limit=min(limits.soft_memory_limit, share))
@@ -354,7 +354,7 @@ class WorkerProcess:
         self._calls += 1
         answered: _ReceivedQueue = SimpleQueue()
         # Pickled here and not in the thread: if an argument cannot be sent, the process is not at fault.
-        self._asked.put((answered, _pickle_plainly((self._calls, function, arguments))))
+        self._asked.put((answered, _pickle_with_default_reducers((self._calls, function, arguments))))
         meanwhile()
         while (received := _receive_within(answered, min(_POLL_SECONDS, deadline - monotonic()))) is None:
             if reason := look():
@@ -494,7 +494,7 @@ class WorkerProcesses:
     def _start_worker(self) -> WorkerProcess:
         worker = None
         try:
-            worker = _pop_or_start_worker()
+            worker = _take_or_start_worker()
             self._started.append(worker)
             if self._closed:  # while it started; whoever closed may not have seen it
                 raise WorkerDied("was closed")
@@ -530,20 +530,20 @@ class WorkerProcesses:
         return None
 
 
-_started_ahead: deque[Future[WorkerProcess]] = deque()
+_prestarted_workers: deque[Future[WorkerProcess]] = deque()
 
 
 def start_workers_ahead(count: int, module: str) -> None:
     """Start processes that have imported a module when ``WorkerProcesses`` take them."""
     threads = ThreadPoolExecutor(count, thread_name_prefix="attncheck starts")
-    _started_ahead.extend(threads.submit(_start_single_threaded, module) for _ in range(count))
+    _prestarted_workers.extend(threads.submit(_start_single_threaded, module) for _ in range(count))
     threads.shutdown(wait=False)
 
 
-def _pop_or_start_worker() -> WorkerProcess:
+def _take_or_start_worker() -> WorkerProcess:
     """Return a process that was started ahead, or another one."""
     try:
-        ahead = _started_ahead.popleft()
+        ahead = _prestarted_workers.popleft()
     except IndexError:  # another thread may have taken the last one
         return _start_single_threaded()
     return ahead.result()
@@ -606,7 +606,7 @@ def _receive_within(answered: _ReceivedQueue, seconds: float) -> _Received | Non
 def _serve_calls(connection: Connection) -> None:
     """Run in the process: answer calls until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent()
+    exit_when_parent_exits()
     become_first_oom_victim()
     pid, descriptor, identity = os.getpid(), connection.fileno(), _file_identity(connection.fileno())
     while True:
@@ -620,12 +620,12 @@ def _serve_calls(connection: Connection) -> None:
         if _file_identity(descriptor) != identity:  # closed, and another file may have its number now
             os._exit(_PIPE_CLOSED_EXIT_CODE)
         try:
-            connection.send_bytes(_pickle_plainly(answer))
+            connection.send_bytes(_pickle_with_default_reducers(answer))
         except Exception as error:
             connection.send(_Answer(number, raised=f"what it returned cannot be sent: {type(error).__name__}"))
 
 
-def _pickle_plainly(sent: object) -> bytes:
+def _pickle_with_default_reducers(sent: object) -> bytes:
     """Pickle without the reducers for sockets that ``Connection.send`` adds, which make it several times as slow."""
     return pickle.dumps(sent, pickle.HIGHEST_PROTOCOL)
 

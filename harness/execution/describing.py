@@ -195,7 +195,7 @@ def load_declarations(target: Target, environment: Mapping[str, str], threads: i
     limit_threads(threads)
     os.environ.update(environment)
     from attncheck.execution.signatures import explain_unfit_function
-    from attncheck.execution.user_call import load_target, read_target_declarations, remember_loaded
+    from attncheck.execution.user_call import load_target, read_target_declarations, remember_loaded_target
 
     try:
         loaded = load_target(target)
@@ -204,5 +204,5 @@ def load_declarations(target: Target, environment: Mapping[str, str], threads: i
         return explain_unfit_function(error, target, loaded)
     except LoadError as error:
         return to_one_line(str(error))
-    remember_loaded(target, loaded)
+    remember_loaded_target(target, loaded)
     return declared

@@ -22,7 +22,7 @@ from attncheck.execution.implementations import (
     ImplementationSelection,
     UserImplementation,
     bundled_implementations,
-    user_entry,
+    make_user_entry,
     with_report_name,
 )
 from attncheck.execution.user_code import Target, check_function_exists, find_origin, is_user_target, read_declarations
@@ -69,7 +69,7 @@ def select_implementations(
 
         if signature not in FAMILIES:
             raise UsageError(f"unknown signature {signature!r}; {suggest_names(signature, FAMILIES, one_of=False)}")
-    requested, others = requested_functions(patterns, signature, declare)
+    requested, others = separate_user_functions(patterns, signature, declare)
     for option, value, says in (
         ("--framework", framework, "whose arrays an implementation of your own takes"),
         ("--signature", signature, "what an implementation of your own is called like"),
@@ -123,7 +123,7 @@ class RequestedFunction:
         return f"{package or self.target.name}.{mode if dot else self.target.function}"
 
 
-def requested_functions(
+def separate_user_functions(
     patterns: Sequence[str], signature: str | None = None, declare: Sequence[str] = ()
 ) -> tuple[list[RequestedFunction], list[str]]:
     """Return the functions of users and packages among names, the same one once, and the names of others.
@@ -265,6 +265,6 @@ def load_user_implementation(
         called = shlex.join(target.program) or ":".join(filter(None, (target.module, target.attribute)))
         raise UsageError(f"{called or 'the callable'}: {declared}")
     package, _, mode = (name or "").partition(".")
-    entry = user_entry(target, {"name": package, "mode": mode, **declared}, framework)
+    entry = make_user_entry(target, {"name": package, "mode": mode, **declared}, framework)
     (only,) = entry.all_modes
     return Implementation(entry, only)

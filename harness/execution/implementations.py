@@ -132,7 +132,7 @@ class ImplementationSelection:
 
     def with_dtypes(self, dtypes: Sequence[str]) -> ImplementationSelection:
         """Add requested dtypes to users' functions that do not declare them."""
-        return replace(self, implementations=tuple(with_dtypes(item, dtypes) for item in self.implementations))
+        return replace(self, implementations=tuple(with_added_dtypes(item, dtypes) for item in self.implementations))
 
     def with_standard(self, patterns: Sequence[str]) -> ImplementationSelection:
         """Restrict some of them, by backend or glob, to the standard cases.
@@ -154,7 +154,7 @@ class ImplementationSelection:
         return replace(self, implementations=items)
 
 
-def with_dtypes(item: Implementation, dtypes: Sequence[str]) -> Implementation:
+def with_added_dtypes(item: Implementation, dtypes: Sequence[str]) -> Implementation:
     """Add dtypes that a user's function does not declare, with the rounding model of eager code."""
     entry = item.entry
     added = [dtype for dtype in dtypes if dtype not in entry.classes]
@@ -314,7 +314,7 @@ class UserImplementation(BackendEntry):
         return backend  # type: ignore[return-value] # it has those of the contract's functions that the target has
 
 
-def user_entry(target: Target, declared: Mapping[str, Any], framework: str | None) -> UserImplementation:
+def make_user_entry(target: Target, declared: Mapping[str, Any], framework: str | None) -> UserImplementation:
     """Make the entry of a target from what it declares of itself (``user_call.read_target_declarations``).
 
     Raises ``UsageError`` for an unknown framework, and for a device that its arrays do not lie on.

@@ -23,13 +23,13 @@ from attncheck.common.errors import UsageError
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import (
     KeptElements,
-    cut,
     function_and_keywords,
     missing_conventions,
     require_parameters,
+    strip_padding,
 )
 from attncheck.execution.requirements import InexactError, Requirements, attends_to_added_keys, require_exact_padding
-from attncheck.execution.signatures import INPUTS
+from attncheck.execution.signatures import INPUTS_BY_FUNCTION
 from attncheck.execution.worker import Failure, Outcome, unsupported_failure
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import ArrayWithRadius, convert_inputs, problem_from_case
@@ -81,7 +81,11 @@ class PaddedCall:
         """Strip the padding from the stages of an outcome."""
         if isinstance(outcome, Failure):
             return replace(outcome, padded=self.description)
-        cuts = {stage: cut(array, self.kept[stage]) for stage, array in outcome.stages.items() if stage in self.kept}
+        cuts = {
+            stage: strip_padding(array, self.kept[stage])
+            for stage, array in outcome.stages.items()
+            if stage in self.kept
+        }
         stages = {stage: cuts[stage][0] if stage in cuts else array for stage, array in outcome.stages.items()}
         faults = {stage: fault for stage, (_, fault) in cuts.items() if fault}
         return replace(outcome, stages=stages, padded=self.description, faults={**outcome.faults, **faults})
@@ -310,7 +314,7 @@ def unsupported_reason(
     parameters = entry.parameters.get(name)
     if parameters is None:
         return unsupported_failure(UnsupportedError.of_function(name)) if entry.parameters else None
-    positional = INPUTS[name]
+    positional = INPUTS_BY_FUNCTION[name]
     if entry.requirements.get(name) or not parameters.lacking({*problem.inputs, *keywords}.difference(positional)):
         return None
     called = call()

@@ -26,7 +26,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.execution.signatures import FUNCTIONS, INPUTS, contract_keywords
+from attncheck.execution.signatures import CONTRACT_FUNCTIONS, INPUTS_BY_FUNCTION, contract_keywords
 from attncheck.execution.user_code import LoadError
 from attncheck.spec import DTYPES, QUERY_KEY_VALUE
 
@@ -335,13 +335,13 @@ class ProgramFunction:
         self._program = program
         self.__name__ = name
         self.capabilities = capabilities
-        positional = [inspect.Parameter(key, inspect.Parameter.POSITIONAL_ONLY) for key in INPUTS[name]]
+        positional = [inspect.Parameter(key, inspect.Parameter.POSITIONAL_ONLY) for key in INPUTS_BY_FUNCTION[name]]
         optional = [inspect.Parameter(keyword, inspect.Parameter.KEYWORD_ONLY, default=None) for keyword in keywords]
         self.__signature__ = inspect.Signature([*positional, *optional])
 
     def __call__(self, *positional: Any, **keywords: Any) -> dict[str, NDArray[Any]]:
         """Call the program. Raises ``NotImplementedError`` for what it does not support."""
-        named = dict(zip(INPUTS[self.__name__], positional, strict=True))
+        named = dict(zip(INPUTS_BY_FUNCTION[self.__name__], positional, strict=True))
         arrays = {name: value for name, value in keywords.items() if isinstance(value, np.ndarray)}
         options = {name: value for name, value in keywords.items() if name not in arrays and value is not None}
         answer = self._program.call(self.__name__, {**named, **arrays}, options)
@@ -381,8 +381,8 @@ def load_program(words: tuple[str, ...]) -> ProgramModule:
     except ProtocolError as error:
         raise LoadError(f"does not speak the protocol (docs/protocol.md): {error}") from None
     for name, keywords in said.functions.items():
-        if name not in FUNCTIONS:
-            raise LoadError(f"unknown function {name!r}; expected {', '.join(FUNCTIONS)}")
+        if name not in CONTRACT_FUNCTIONS:
+            raise LoadError(f"unknown function {name!r}; expected {', '.join(CONTRACT_FUNCTIONS)}")
         if unknown := [keyword for keyword in keywords if keyword not in contract_keywords(name)]:
             raise LoadError(f"{name} has no keyword {unknown[0]!r}; expected {', '.join(contract_keywords(name))}")
     return ProgramModule(program, said)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends.contract import Backend
 from attncheck.execution.process_state import ProcessState, disable_memory_filling
-from attncheck.execution.signatures import FUNCTIONS
+from attncheck.execution.signatures import CONTRACT_FUNCTIONS
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on_backend, get_started_backend
 from attncheck.reading.problem import Problem
 
@@ -97,7 +97,7 @@ class _RecordingBackend:
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._backend, name)
-        if self._before is None or name not in FUNCTIONS:
+        if self._before is None or name not in CONTRACT_FUNCTIONS:
             return attribute
         if (user_function := getattr(attribute, "user_function", None)) is None:
             return _with_call_before(self._before, attribute)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.execution.operations import SECOND_CALL, function_and_keywords, run_operation
+from attncheck.execution.operations import SECOND_CALL_FAULT, function_and_keywords, run_operation
 from attncheck.execution.worker import Computed, Outcome
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import count_scores
@@ -85,7 +85,7 @@ class StateProbe:
             if isinstance(outcome, Computed):
                 changed_outcome = before[call.change] if call.comes_first else self._evaluate(call.problem)
                 if self._returns_stale_numbers(problem, outcome, call, changed_outcome):
-                    fault = f"{SECOND_CALL} that differ only in {call.change} gives the first call's numbers"
+                    fault = f"{SECOND_CALL_FAULT} that differ only in {call.change} gives the first call's numbers"
                     return replace(outcome, faults={**outcome.faults, _compared_stage(problem): fault})
         return outcome
 

@@ -168,7 +168,7 @@ def evaluate_on_backend(backend: Backend, problem: Problem, *, calls_again: bool
 
     from attncheck.backends.contract import UnsupportedError
     from attncheck.execution.operations import (
-        apply_layout,
+        apply_memory_layout,
         find_overwritten_results,
         find_unwritten_numbers,
         run_operation,
@@ -179,7 +179,7 @@ def evaluate_on_backend(backend: Backend, problem: Problem, *, calls_again: bool
 
     try:
         with np.errstate(all="ignore"):
-            inputs = apply_layout(problem.inputs, problem.memory_layout)
+            inputs = apply_memory_layout(problem.inputs, problem.memory_layout)
             stages = run_operation(backend, problem.operation, inputs, problem.options)
             arrays = {name: _to_checked_array(backend, name, tensor) for name, tensor in (stages or {}).items()}
             expected = result_stages(problem.operation, problem.options, problem.inputs)

@@ -27,7 +27,7 @@ from attncheck.judging.truth import truth_of_case
 from attncheck.onnx_data.files import (
     BackendTest,
     InexpressibleError,
-    counted_names,
+    format_name_count,
     mask_before_padding,
     shape_in_file,
     softmax_test,
@@ -83,7 +83,7 @@ def export_tests(
             option: float(np.float32(value)) for option, value in case.options.items() if isinstance(value, float)
         }
         case = replace(case, options=replace(case.options, **options))
-        name = test_name(case, unit.dtype)
+        name = onnx_test_name(case, unit.dtype)
         try:
             if name in exported.tests:
                 raise InexpressibleError("another case of the same name")
@@ -96,7 +96,7 @@ def export_tests(
     return exported
 
 
-def test_name(case: Case, dtype: str) -> str:
+def onnx_test_name(case: Case, dtype: str) -> str:
     """Return the name of a test: that of the case, with the dtype if the case has several."""
     file, _, case_name = case.id.rpartition("/")
     name = case_name if case_name.startswith("test-") else f"{_TEST_PREFIX}{file}_{case_name}"
@@ -112,7 +112,7 @@ def _make_test(
     is_softmax = case.operation == "softmax"
     if not is_softmax:
         require_supported(case)
-    extra = None if is_softmax else extra_stage(case)
+    extra = None if is_softmax else matmul_output_stage(case)
     stages = ["weights"] if is_softmax else ["output", *([extra] if extra else [])]
     truth = truth_of_case(case, inputs, stages, store)
     if reason := missing_vectors_reason(truth, stages):
@@ -162,7 +162,7 @@ def _difference_in_ulps(exact_numbers: Array, stored: NDArray[np.float64]) -> fl
     return float(np.max(np.where(exact == stored, 0.0, units)))
 
 
-def export_lines(exported: ExportResult) -> Iterator[str]:
+def describe_export(exported: ExportResult) -> Iterator[str]:
     """Yield lines about the tests that were written and the cases that were left out."""
     yield f"{len(exported.tests):,} tests: a case in a dtype each"
     if exported.alike or exported.others:
@@ -172,7 +172,7 @@ def export_lines(exported: ExportResult) -> Iterator[str]:
         apart = f"{len(exported.others):,} differ from it by at most {max(exported.others):.3g} units in the last place"
         yield f"outputs that cases take from files: {apart}; {written}"
     for reason, names in exported.left_out.items():
-        yield f"left out: {counted_names(names)}: {reason}"
+        yield f"left out: {format_name_count(names)}: {reason}"
 
 
 _SUPPORTED_OPTIONS = frozenset(
@@ -209,7 +209,7 @@ def require_supported(case: Case) -> None:
         raise InexpressibleError("a scale that is not positive, whose root the operator takes")
 
 
-def extra_stage(case: Case) -> str | None:
+def matmul_output_stage(case: Case) -> str | None:
     """Return the stage of qk_matmul_output: the first expected stage that the operator can return."""
     return next(
         (expected.of for expected in case.expected if _operator_stage(expected.of) in STAGE_OF_OUTPUT_MODE), None
@@ -241,7 +241,7 @@ def attention_test(name: str, case: Case, arrays: Mapping[str, Array], stages: M
     inputs |= _optional_input("attn_mask", _attn_mask(case, arrays, rules))
     inputs |= {past_name: arrays[past_name] for past_name in ("past_key", "past_value") if past_name in arrays}
     inputs |= _optional_input("nonpad_kv_seqlen", rules.lengths)
-    if extra := extra_stage(case):
+    if extra := matmul_output_stage(case):
         attributes["qk_matmul_output_mode"] = STAGE_OF_OUTPUT_MODE.index(_operator_stage(extra))
         outputs["qk_matmul_output"] = stages[extra]
     opset = _OPSET if rules.lengths is None else _WITH_LENGTHS
@@ -266,7 +266,7 @@ def _fold_mask_rules(case: Case, arrays: Mapping[str, Array]) -> _MaskRules:
             lengths is None
             and attributes
             and "past_key" not in arrays
-            and _are_queries_at(case, arrays, _key_count(arrays))
+            and _do_queries_start_at(case, arrays, _key_count(arrays))
         ):
             return _MaskRules(attributes, mask, np.full(len(arrays["query"]), _key_count(arrays)))
     rows = np.arange(arrays["query"].shape[2])  # with rows, causality is part of the mask as well
@@ -292,13 +292,13 @@ def _can_express_positions(case: Case, arrays: Mapping[str, Array], counts_posit
     """Return whether the operator has inputs for these lengths, and the positions of these queries."""
     lengths, past = arrays.get("key_lengths"), arrays.get("past_key")
     if lengths is None:
-        return not counts_positions or _are_queries_at(
+        return not counts_positions or _do_queries_start_at(
             case, arrays, 0 if past is None else past.shape[2], from_end=False
         )
-    return past is None and (not counts_positions or _are_queries_at(case, arrays, lengths))
+    return past is None and (not counts_positions or _do_queries_start_at(case, arrays, lengths))
 
 
-def _are_queries_at(case: Case, arrays: Mapping[str, Array], at: Array | int, *, from_end: bool = True) -> bool:
+def _do_queries_start_at(case: Case, arrays: Mapping[str, Array], at: Array | int, *, from_end: bool = True) -> bool:
     """Return whether the first query of each batch entry is at a position, or ``from_end``, the last one before it."""
     offsets = arrays.get("query_offsets", np.array(query_offset(case.options, arrays)))
     return bool((offsets == np.asarray(at) - (arrays["query"].shape[2] if from_end else 0)).all())

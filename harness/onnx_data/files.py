@@ -67,13 +67,13 @@ def test_folders(folder: Path) -> list[Path]:
     return folders
 
 
-def read_tests(folder: Path) -> Iterator[BackendTest]:
+def read_data_sets(folder: Path) -> Iterator[BackendTest]:
     """Yield the data sets of a test.
 
     Raises ``InexpressibleError`` unless the model is one of the ``OPERATORS``, and ``OnnxDataError`` for damaged files.
     """
     model = _parse_protobuf(folder / MODEL, onnx.ModelProto, _MAX_MODEL_BYTES)
-    node = _only_node(model, folder / MODEL)
+    node = _get_single_node(model, folder / MODEL)
     input_names, output_names = OPERATORS[node.op_type]
     opset = next((imported.version for imported in model.opset_import if imported.domain in _DOMAINS), 0)
     sets = sorted(folder.glob(f"{DATA_SET}*"), key=lambda path: (len(path.name), path.name))
@@ -94,7 +94,7 @@ def read_tests(folder: Path) -> Iterator[BackendTest]:
         )
 
 
-def _only_node(model: Any, path: Path) -> Any:
+def _get_single_node(model: Any, path: Path) -> Any:
     """Return a model's only node.
 
     Raises ``InexpressibleError`` if it has more nodes, or another operator, and ``OnnxDataError`` if it has none.
@@ -279,7 +279,9 @@ def _add_file_references(source: Any, place: dict[str, str]) -> Any:
     return {"file": place["file"], **fields, "sha256": place["sha256"]} if "name" in source else fields
 
 
-def begin_case(test: BackendTest, operation: str, numbers: tuple[str, ...], known: frozenset[str]) -> OnnxCaseEntry:
+def start_case_entry(
+    test: BackendTest, operation: str, numbers: tuple[str, ...], known: frozenset[str]
+) -> OnnxCaseEntry:
     """Begin a case in the dtype of a test's ``numbers``.
 
     Raises ``InexpressibleError`` if they differ, or no case has the dtype.
@@ -301,7 +303,7 @@ def begin_case(test: BackendTest, operation: str, numbers: tuple[str, ...], know
     return OnnxCaseEntry(operation, dtypes.pop())
 
 
-def counted_names(names: Sequence[str]) -> str:
+def format_name_count(names: Sequence[str]) -> str:
     """Return the number of names, and the first of them."""
     listed = ", ".join(names[:_MAX_NAMES])
     return f"{len(names):,} ({listed}{', ...' if len(names) > _MAX_NAMES else ''})"
@@ -349,7 +351,7 @@ def softmax_entry(test: BackendTest) -> OnnxCaseEntry:
 
     Raises ``InexpressibleError`` if no case can express the test.
     """
-    entry = begin_case(test, "softmax", ("input",), frozenset({"axis"}))
+    entry = start_case_entry(test, "softmax", ("input",), frozenset({"axis"}))
     if test.opset < _SOFTMAX_OPSET:
         raise InexpressibleError(f"a Softmax of before opset {_SOFTMAX_OPSET}, which folds its array to a matrix")
     scores, output = test.inputs["input"], test.outputs["output"]

@@ -22,10 +22,10 @@ from attncheck.onnx_data.files import (
     InexpressibleError,
     OnnxCaseEntry,
     Source,
-    begin_case,
-    counted_names,
-    read_tests,
+    format_name_count,
+    read_data_sets,
     softmax_entry,
+    start_case_entry,
     test_folders,
 )
 from attncheck.reading.loader import case_from_data
@@ -62,7 +62,7 @@ class _AttentionSizes:
 
 def attention_entry(test: BackendTest) -> OnnxCaseEntry:
     """Return the case of a test. Raises ``InexpressibleError`` if no case can express it."""
-    entry = begin_case(test, "attention", _NUMERIC_INPUTS, _KNOWN_ATTRIBUTES)
+    entry = start_case_entry(test, "attention", _NUMERIC_INPUTS, _KNOWN_ATTRIBUTES)
     sizes = _attention_sizes(test)
     entry.is_merged = sizes.is_merged
     if sizes.is_merged:
@@ -253,7 +253,7 @@ class _TestImport:
     def import_test(self, place: Path) -> None:
         """Make cases of the data sets of a test, or store the reason why not."""
         try:
-            for test in read_tests(place):
+            for test in read_data_sets(place):
                 self._import_data_set(test)
         except InexpressibleError as reason:
             self.imported.left_out.setdefault(str(reason), []).append(place.resolve().name)
@@ -320,11 +320,11 @@ def _case_file_content(operation: str, entries: list[dict[str, Any]]) -> dict[st
     }
 
 
-def import_lines(imported: ImportResult) -> Iterator[str]:
+def describe_import(imported: ImportResult) -> Iterator[str]:
     """Yield lines about the tests that were read and the tests that were left out."""
     for path, count in imported.files.items():
         yield f"{count:,} cases: {path}"
     for note, names in imported.notes.items():
-        yield f"noted in {counted_names(names)}: {note}"
+        yield f"noted in {format_name_count(names)}: {note}"
     for reason, names in imported.left_out.items():
-        yield f"left out: {counted_names(names)}: {reason}"
+        yield f"left out: {format_name_count(names)}: {reason}"

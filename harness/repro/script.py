@@ -28,7 +28,7 @@ from attncheck.execution.environment import package_version
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import function_and_keywords
 from attncheck.execution.padding import PaddedCall
-from attncheck.execution.signatures import INPUTS
+from attncheck.execution.signatures import INPUTS_BY_FUNCTION
 from attncheck.execution.worker import THREAD_VARIABLES
 from attncheck.reading.case import Case
 from attncheck.reading.lowering import Array
@@ -162,14 +162,14 @@ class Script:
     def _array_lines(self) -> Iterator[str]:
         """Yield the arrays of every call, in the memory layout of its case."""
         if any(map(_input_layouts, self._problems_by_prefix.values())):
-            yield inline_module(_OPERATIONS, {"apply_layout"})
+            yield inline_module(_OPERATIONS, {"apply_memory_layout"})
         for prefix, problem in self._problems_by_prefix.items():
             for name, array in self.call_of(problem).arrays.items():
                 yield from fold_line(f"{prefix}{name} = {array_code(array)}")
             if layout := _input_layouts(problem):
                 names = [f"{prefix}{name}" for name in problem.inputs]
                 by_name = ", ".join(f"{name!r}: {prefix}{name}" for name in problem.inputs)
-                laid_out = f"{short_module_name(_OPERATIONS)}.apply_layout({{{by_name}}}, {layout!r})"
+                laid_out = f"{short_module_name(_OPERATIONS)}.apply_memory_layout({{{by_name}}}, {layout!r})"
                 yield from fold_line(f"{', '.join(names)} = {laid_out}.values()")
         yield ""
 
@@ -225,7 +225,7 @@ class Script:
         yield "for stage in [stage for stage in EXPECTED if stage in returned]:"
         yield "    array = backend.to_numpy(returned[stage])"
         yield "    if stage in KEPT:"
-        yield "        array, fault = cut(array, KEPT[stage])"
+        yield "        array, fault = strip_padding(array, KEPT[stage])"
         yield '        faults += [f"{stage} {fault}"] if fault else []'
         yield "    is_wrong |= not judge(stage, array, **EXPECTED[stage])"
         yield 'print(*faults, sep="\\n")'
@@ -235,7 +235,7 @@ class Script:
         """Yield code that removes the padding from results."""
         if self.padding.kept:
             yield f"\n# The call is padded with {self.padding.description}: it is made with what the function requires."
-            yield copy_functions(_OPERATIONS, {"KeptElements", "cut"}) + "\n"
+            yield copy_functions(_OPERATIONS, {"KeptElements", "strip_padding"}) + "\n"
         yield "KEPT = {"
         for stage, kept in self.padding.kept.items():
             yield f'    "{stage}": KeptElements({kept.shape}, {dict(kept.positions)}, {kept.zeros}),'
@@ -256,7 +256,7 @@ class Script:
         name, options = function_and_keywords(problem.operation, problem.options)
         by_position: tuple[str, ...] = ()
         if isinstance(self.entry, UserImplementation):
-            by_position, options = INPUTS[name], _keywords_for_call(self.entry, problem, options)
+            by_position, options = INPUTS_BY_FUNCTION[name], _keywords_for_call(self.entry, problem, options)
         positional = {key: problem.inputs[key] for key in by_position if key in problem.inputs}
         named = {key: array for key, array in problem.inputs.items() if key not in by_position}
         return UserCall(positional, {**named, **options})
@@ -265,7 +265,7 @@ class Script:
         """Return the called function: the target's one with the contract's name, or the target itself."""
         if not isinstance(self.entry, UserImplementation):
             return f"backend.{name}"
-        function = self.entry.function if self.entry.function in INPUTS else "attention"
+        function = self.entry.function if self.entry.function in INPUTS_BY_FUNCTION else "attention"
         if self.entry.target.attribute and name == function and not self.entry.signature:
             return f'getattr(kernel, "{name}", kernel)'
         return f"kernel.{name}"

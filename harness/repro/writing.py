@@ -30,7 +30,7 @@ from attncheck.execution.call import START_SECONDS, CallTimeout, Limits, RemoteE
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import function_and_keywords
 from attncheck.execution.padding import pad_call_or_raise
-from attncheck.execution.signatures import INPUTS
+from attncheck.execution.signatures import INPUTS_BY_FUNCTION
 from attncheck.execution.worker import redirect_output
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.reading.case import Case, case_record
@@ -165,7 +165,7 @@ class _NoShortFormError(Exception):
     """A case has no short script."""
 
 
-def _reproduces(text: str, told: str, *, is_number: bool, is_wrong: bool) -> bool:
+def _script_reproduces(text: str, told: str, *, is_number: bool, is_wrong: bool) -> bool:
     """Run a script; return whether its outcome is that of the harness."""
     with TemporaryDirectory(prefix="attncheck", ignore_cleanup_errors=True) as folder:
         path = Path(folder) / "report.py"
@@ -211,7 +211,11 @@ class ShortScript(Script):
         except _NoShortFormError:
             return ""
         is_wrong, fits = bool(failing) or not judgements, len(text.splitlines()) <= MAX_LINES
-        return text if fits and _reproduces(text, told, is_number=short.element is not None, is_wrong=is_wrong) else ""
+        return (
+            text
+            if fits and _script_reproduces(text, told, is_number=short.element is not None, is_wrong=is_wrong)
+            else ""
+        )
 
     @property
     def family(self) -> Family | None:
@@ -354,7 +358,7 @@ def record_call(entry: Any, mode: Mode, family: Family, problem: Problem, number
 
     @wraps(function)
     def stand_in(*arguments: Any, **named: Any) -> Any:
-        inputs = [*["module"] * family.module, *INPUTS[name]]
+        inputs = [*["module"] * family.module, *INPUTS_BY_FUNCTION[name]]
         notes.append(UserCall(dict(zip(inputs, arguments, strict=False)), named))
         if len(notes) > number:
             raise _CallRecorded

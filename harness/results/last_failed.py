@@ -203,7 +203,7 @@ def select_failed(
     wanted = failed.selected if resume else failed.units(implementations)
     if wanted is None:
         return Subset(cases, None, f"the run in {directory} was of everything that was selected, and goes on")
-    only = _select_declared(wanted, cases, dtypes)
+    only = _keep_declared_units(wanted, cases, dtypes)
     kept = {case for case, _ in only}
     # Only the summary of a complete run names the implementations that were judged.
     judged = (read_json(directory / "summary.json") or {}).get("implementations", ()) if not kept else ()
@@ -223,7 +223,7 @@ def order_failed_first(
     failed, reason = _read_failures_or_reason(directory)
     if failed is None:
         return Subset(cases, None, f"{reason}: the cases run in their order")
-    ahead = {case for case, _ in _select_declared(failed.units(implementations), cases, dtypes)}
+    ahead = {case for case, _ in _keep_declared_units(failed.units(implementations), cases, dtypes)}
     if not ahead:
         return Subset(cases, None, f"nothing selected failed last time in {directory}: the cases run in their order")
     order = sorted(range(len(cases)), key=lambda number: cases[number].id not in ahead)  # stable
@@ -246,7 +246,7 @@ def _read_failures_or_reason(directory: Path) -> tuple[LastFailures | None, str]
     return failed, "" if failed else f"there are no earlier results in {directory}"
 
 
-def _select_declared(
+def _keep_declared_units(
     units: Collection[CaseInDtype], cases: Sequence[Case], dtypes: Collection[str]
 ) -> frozenset[CaseInDtype]:
     """Keep the units that these cases declare, in these dtypes."""

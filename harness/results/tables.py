@@ -66,7 +66,7 @@ class ColumnValues(NamedTuple):
     def missing(self) -> NDArray[np.bool_]:
         """The rows without a value."""
         if self.array.dtype == object:
-            return _is_none(self.array)
+            return _missing_values(self.array)
         return np.zeros(len(self.array), bool) if self.null is None else self.null
 
     @property
@@ -155,13 +155,13 @@ def to_column(values: list[Any], kind: ColumnKind) -> ColumnValues:
         if none == len(values):
             return ColumnValues(np.zeros(none, _DTYPES_ON_DISK[kind.type]), np.ones(none, bool))
         objects = np.array(values, object)
-        null = _is_none(objects)
+        null = _missing_values(objects)
         objects[null] = 0
         return ColumnValues(objects.astype(_DTYPES_ON_DISK[kind.type]), null)
     return ColumnValues(np.array(values, _DTYPES_ON_DISK[kind.type]))
 
 
-def _is_none(objects: NDArray[Any]) -> NDArray[np.bool_]:
+def _missing_values(objects: NDArray[Any]) -> NDArray[np.bool_]:
     flags: NDArray[np.bool_] = np.equal(objects, np.array(None, object)).astype(bool)
     return flags
 

@@ -28,7 +28,7 @@ from attncheck.reports.failure_patterns import (
     record_axis_lengths,
     set_options_and_inputs,
     shape_text,
-    simplicity,
+    simplicity_sort_key,
 )
 from attncheck.reports.failures import failures_by_case, find_failures
 from attncheck.reports.frames import Column, Frames
@@ -198,7 +198,7 @@ def test_what_fails_is_listed_from_the_simplest_on_whose_shape_is_written_by_its
     assert describe_case(record) == "B=2 H=4 Hkv=2 Lq=3 Lk=5 D=8 Dv=6; probes bool-mask, grouped-heads"
     # What need not be given counts behind the elements.
     assert set_options_and_inputs(record) == ["softcap", "is_causal", "mask"]
-    assert simplicity(record) == (2 * 4 * 3 * 8 + 2 * 2 * 5 * (8 + 6) + 15, 3)
+    assert simplicity_sort_key(record) == (2 * 4 * 3 * 8 + 2 * 2 * 5 * (8 + 6) + 15, 3)
     # Of a record that fits no operation nothing is said.
     odd: list[dict[str, Any]] = [
         {"operation": "dreaming"},
@@ -208,7 +208,7 @@ def test_what_fails_is_listed_from_the_simplest_on_whose_shape_is_written_by_its
     ]
     for fields in odd:
         assert describe_case(hand.case(**fields)) == "", fields
-        assert simplicity(hand.case(**fields))[0] >= 0
+        assert simplicity_sort_key(hand.case(**fields))[0] >= 0
 
 
 def test_a_badge_counts_cases_and_is_green_where_all_agree(hand: Any) -> None:

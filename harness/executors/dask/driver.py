@@ -26,19 +26,19 @@ from attncheck.execution.worker import Failure
 from attncheck.executors.base import ResultRecorder
 from attncheck.executors.dask.connection import (
     Cluster,
-    describe,
-    lacking,
-    lost,
-    offers,
-    threads_of,
+    count_threads,
+    describe_cluster,
+    find_missing_resources,
+    has_resources,
+    lost_cluster_error,
     worker_command,
 )
 from attncheck.executors.dask.tasks import Batch, GroupOutcomes, JudgedBatch, evaluate_batch, judge_batch
 from attncheck.planning.plan import Plan, Unit
 
-PATIENCE_SECONDS = 60.0
+MAX_SECONDS_WITHOUT_WORKER = 60.0
 """A cluster without a worker for something is given up after so long: nodes take a while to come back."""
-LOOK_SECONDS = 1.0
+SECONDS_BETWEEN_CHECKS = 1.0
 _MAX_UNITS = 48
 _BATCH_SECONDS = 0.5
 _BATCH_BYTES = 2**24
@@ -51,7 +51,7 @@ class DaskExecutor:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self.record: Mapping[str, Any] = {"cluster": describe(cluster.workers())}
+        self.record: Mapping[str, Any] = {"cluster": describe_cluster(cluster.workers())}
 
     @property
     def descriptions(self) -> Mapping[str, Mapping[str, str]]:
@@ -72,7 +72,9 @@ class DaskExecutor:
         try:
             driver.drive()
         except (CancelledError, CommClosedError):
-            raise lost(self._cluster.address, "the scheduler is gone, or was asked to forget this run") from None
+            raise lost_cluster_error(
+                self._cluster.address, "the scheduler is gone, or was asked to forget this run"
+            ) from None
         finally:
             driver.cancel()
 
@@ -84,7 +86,7 @@ class _Driver:
         self, cluster: Cluster, plan: Plan, recorder: ResultRecorder, on_progress: Callable[[int, int], None]
     ) -> None:
         self.cluster, self.plan, self.recorder, self.on_progress = cluster, plan, recorder, on_progress
-        self.total = sum(len(serving(cluster, unit)) for unit in plan)
+        self.total = sum(len(groups_serving_unit(cluster, unit)) for unit in plan)
         self._next = 0
         self._units_per_batch = 1.0
         self._in_flight: dict[Future, tuple[Unit, ...]] = {}
@@ -98,15 +100,15 @@ class _Driver:
         self._look()
         while not self.recorder.is_stopped and (self._fill() or self._in_flight):
             try:
-                self._record_batch(self._done.get(timeout=LOOK_SECONDS))
+                self._record_batch(self._done.get(timeout=SECONDS_BETWEEN_CHECKS))
             except Empty:
                 self._look()
-            if monotonic() - self._looked > LOOK_SECONDS * 5:
+            if monotonic() - self._looked > SECONDS_BETWEEN_CHECKS * 5:
                 self._look()
         for suspect in sorted(self._suspects, key=lambda suspect: suspect.unit.position):
             if self.recorder.is_stopped:
                 return
-            self._add(judge_alone(self.cluster, self.plan, suspect, self._look), (suspect.unit,))
+            self._add(judge_suspect_unit(self.cluster, self.plan, suspect, self._look), (suspect.unit,))
 
     def cancel(self) -> None:
         """Cancel what is in flight."""
@@ -122,7 +124,7 @@ class _Driver:
             count = min(self._units_per_batch, _MAX_UNITS, max(shared, self._units_per_batch / 8))
             count = max(1, int(count))  # and never so small that sending them costs more than they do
             chosen = tuple(units[self._next : self._next + count])
-            future = submit(self.cluster, self.plan, chosen, self._next)
+            future = submit_batch(self.cluster, self.plan, chosen, self._next)
             self._in_flight[future] = chosen
             self._next += count
             future.add_done_callback(self._done.put)
@@ -134,7 +136,7 @@ class _Driver:
             self._fail(future)
         elif future.status == "cancelled":
             raise CancelledError
-        elif (packed := fetched(future)) is None:  # the worker that held it is lost: it is computed again
+        elif (packed := fetch_result(future)) is None:  # the worker that held it is lost: it is computed again
             future.add_done_callback(self._done.put)
         else:
             judged: JudgedBatch = pickle.loads(packed)
@@ -148,9 +150,15 @@ class _Driver:
         """Suspect the units of a batch that killed workers; raise any other error."""
         error = future.exception()
         if isinstance(error, OSError):
-            raise lost(self.cluster.address, f"a worker cannot go on: {type(error).__name__}: {error}") from None
+            raise lost_cluster_error(
+                self.cluster.address, f"a worker cannot go on: {type(error).__name__}: {error}"
+            ) from None
         if not isinstance(error, KilledWorker):
-            raise error if error is not None else lost(self.cluster.address, "a task failed without a reason")
+            raise (
+                error
+                if error is not None
+                else lost_cluster_error(self.cluster.address, "a task failed without a reason")
+            )
         deaths = error.allowed_failures + 1
         self._suspects += [QuarantinedUnit(unit, deaths) for unit in self._in_flight.pop(future)]
 
@@ -159,42 +167,42 @@ class _Driver:
             self.cluster.descriptions[name] = description or self.cluster.descriptions.get(name, {})
         for result in judged.results:
             self.recorder.add(result)
-        self.recorder.evaluations += sum(len(serving(self.cluster, unit)) for unit in units)
+        self.recorder.evaluations += sum(len(groups_serving_unit(self.cluster, unit)) for unit in units)
         self.on_progress(self.recorder.evaluations, self.total)
 
     def _look(self) -> None:
         """Check the workers. Raises ``ClusterError`` if for too long none of them could compute the rest."""
         self._looked = monotonic()
         workers = self.cluster.workers()
-        self._threads = max(1, threads_of(workers))
-        missing = lacking(workers, self.cluster.groups)
+        self._threads = max(1, count_threads(workers))
+        missing = find_missing_resources(workers, self.cluster.groups)
         if workers and not missing:
             self._able = self._looked
-        elif self._looked - self._able > PATIENCE_SECONDS:
+        elif self._looked - self._able > MAX_SECONDS_WITHOUT_WORKER:
             command = worker_command(self.cluster.address, missing)
-            why = f"no worker is left for {PATIENCE_SECONDS:g} s; start one with: {command}"
-            raise lost(self.cluster.address, why)
+            why = f"no worker is left for {MAX_SECONDS_WITHOUT_WORKER:g} s; start one with: {command}"
+            raise lost_cluster_error(self.cluster.address, why)
 
 
 _FETCH_SECONDS = 2.0
 
 
-def serving(cluster: Cluster, unit: Unit) -> list[int]:
+def groups_serving_unit(cluster: Cluster, unit: Unit) -> list[int]:
     """Return the groups that serve a unit."""
     return [number for number, group in enumerate(cluster.groups) if unit.dtype in group.dtypes]
 
 
-def pack(plan: Plan, units: Sequence[Unit]) -> bytes:
+def pack_batch(plan: Plan, units: Sequence[Unit]) -> bytes:
     """Pack units with their cases, once for all tasks of a batch."""
     indices = {case: number for number, case in enumerate(dict.fromkeys(unit.case for unit in units))}
     here = tuple(replace(unit, case=indices[unit.case]) for unit in units)
     return pickle.dumps(Batch(tuple(plan.cases[case] for case in indices), here), pickle.HIGHEST_PROTOCOL)
 
 
-def submit(cluster: Cluster, plan: Plan, units: Sequence[Unit], number: int) -> Future:
+def submit_batch(cluster: Cluster, plan: Plan, units: Sequence[Unit], number: int) -> Future:
     """Send the tasks of a batch, an evaluation for each group and one that judges; return the latter's future."""
-    batch = pack(plan, units)
-    groups = sorted({group for unit in units for group in serving(cluster, unit)})
+    batch = pack_batch(plan, units)
+    groups = sorted({group for unit in units for group in groups_serving_unit(cluster, unit)})
     evaluations = [
         cluster.client.submit(
             evaluate_batch,
@@ -210,7 +218,7 @@ def submit(cluster: Cluster, plan: Plan, units: Sequence[Unit], number: int) -> 
     return cluster.client.submit(judge_batch, cluster.packed, batch, groups, evaluations, key=key)
 
 
-def fetched(future: Future) -> Any:
+def fetch_result(future: Future) -> Any:
     """Fetch a finished result; None if it is lost with its worker."""
     seconds = _FETCH_SECONDS
     while future.status == "finished":
@@ -223,8 +231,8 @@ def fetched(future: Future) -> Any:
     return None
 
 
-_LOOK_SECONDS = 0.2
-_TURNS_ALONE = 2
+_SECONDS_BETWEEN_POLLS = 0.2
+_ATTEMPTS_ALONE = 2
 """How often an evaluation has to kill a worker alone: the first one may have been dying of another evaluation."""
 
 
@@ -236,36 +244,38 @@ class QuarantinedUnit:
     deaths: int
 
 
-def judge_alone(cluster: Cluster, plan: Plan, suspect: QuarantinedUnit, look: Callable[[], None]) -> JudgedBatch:
+def judge_suspect_unit(cluster: Cluster, plan: Plan, suspect: QuarantinedUnit, look: Callable[[], None]) -> JudgedBatch:
     """Compute and judge a unit; an evaluation that kills its worker is a crash. ``look`` gives up waiting for workers.
 
     Raises ``ClusterError`` if judging it kills a worker.
     """
     unit = suspect.unit
-    batch, groups, answers = pack(plan, [unit]), serving(cluster, unit), []
+    batch, groups, answers = pack_batch(plan, [unit]), groups_serving_unit(cluster, unit), []
     for group in groups:
         needs, answer = cluster.groups[group].implementation.needs, None
-        for turn in range(_TURNS_ALONE):
+        for turn in range(_ATTEMPTS_ALONE):
             key = f"evaluate-{cluster.job.name}-alone-{unit.position}-{group}-{turn}"
             if answer is None:
-                somebody = _answering_worker(cluster, needs, look)
-                answer = _call_on(somebody, cluster, key, needs, evaluate_batch, cluster.packed, batch, group)
+                somebody = _find_answering_worker(cluster, needs, look)
+                answer = _call_on_worker(somebody, cluster, key, needs, evaluate_batch, cluster.packed, batch, group)
         if answer is None:
-            times = suspect.deaths + _TURNS_ALONE
+            times = suspect.deaths + _ATTEMPTS_ALONE
             reason = f"the cluster's worker died {times} times with this evaluation"
             failure = Failure("crash", f"{reason}, the last time with nothing beside it")
             answer = GroupOutcomes((failure,), {}, 0.0)
         answers.append(answer)
     key = f"judge-{cluster.job.name}-alone-{unit.position}"
-    somebody = _answering_worker(cluster, {}, look)
-    packed = _call_on(somebody, cluster, key, {}, judge_batch, cluster.packed, batch, groups, answers)
+    somebody = _find_answering_worker(cluster, {}, look)
+    packed = _call_on_worker(somebody, cluster, key, {}, judge_batch, cluster.packed, batch, groups, answers)
     if packed is None:
-        raise lost(cluster.address, f"judging {plan.case(unit).id} in {unit.dtype} kills the worker that does it")
+        raise lost_cluster_error(
+            cluster.address, f"judging {plan.case(unit).id} in {unit.dtype} kills the worker that does it"
+        )
     judged: JudgedBatch = pickle.loads(packed)
     return judged
 
 
-def _call_on(
+def _call_on_worker(
     worker: str,
     cluster: Cluster,
     key: str | None,
@@ -286,24 +296,24 @@ def _call_on(
     try:
         while future.status in ("pending", "lost"):
             with suppress(TimeoutError), cluster.client.as_current():
-                wait([future], timeout=_LOOK_SECONDS)
+                wait([future], timeout=_SECONDS_BETWEEN_POLLS)
             if future.status != "finished" and worker not in cluster.workers():
                 return None
-        return future.result() if future.status == "error" else fetched(future)
+        return future.result() if future.status == "error" else fetch_result(future)
     except KilledWorker:
         return None
     finally:
         future.cancel()
 
 
-def _answering_worker(cluster: Cluster, needs: Mapping[str, float], look: Callable[[], None]) -> str:
+def _find_answering_worker(cluster: Cluster, needs: Mapping[str, float], look: Callable[[], None]) -> str:
     """Return the address of a worker that has the needed resources and answers, once there is one.
 
     The scheduler lists a killed worker until it notices. A call on that worker would be blamed for the death.
     """
     while True:
-        addresses = [address for address, worker in cluster.workers().items() if offers(worker, needs)]
-        if addresses and _call_on(min(addresses), cluster, None, {}, int) is not None:
+        addresses = [address for address, worker in cluster.workers().items() if has_resources(worker, needs)]
+        if addresses and _call_on_worker(min(addresses), cluster, None, {}, int) is not None:
             return min(addresses)
         look()
-        sleep(_LOOK_SECONDS)
+        sleep(_SECONDS_BETWEEN_POLLS)

@@ -22,16 +22,16 @@ from tables import tables_beside
 from attncheck.backends import BACKENDS, PADDING_KEYWORDS, numpy_backend
 from attncheck.backends.numpy_backend import attention, attention_gradients
 from attncheck.diagnosis.examine import judge_and_diagnose
-from attncheck.execution.implementations import Implementation, UserImplementation, user_entry
+from attncheck.execution.implementations import Implementation, UserImplementation, make_user_entry
 from attncheck.execution.operations import Parameters, function_parameters
 from attncheck.execution.padding import PaddedCall, pad_call, unsupported_before_call
 from attncheck.execution.requirements import Requirements
 from attncheck.execution.signatures import (
     NameForAdapter,
+    adapter_lines,
     required_keywords,
     signature_faults,
     unused_parameter_hints,
-    write_adapter,
 )
 from attncheck.execution.user_call import read_target_declarations, wrap_target
 from attncheck.execution.user_code import Target
@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_refused_and_its_adapter_computes_attention(paramet
     kernel = function(parameters)
     assert signature_faults("attention", kernel)
     names: dict[str, Any] = {"my_attn": kernel}
-    exec("\n".join(write_adapter(kernel, NameForAdapter("my_attn"), None)), names)
+    exec("\n".join(adapter_lines(kernel, NameForAdapter("my_attn"), None)), names)
     assert not signature_faults("attention", names["attention"])
     assert not unused_parameter_hints("attention", names["attention"])
     for options in ({}, {"is_causal": True, "scale": 0.3}):
@@ -83,7 +83,7 @@ def test_what_does_not_fit_or_cannot_be_guessed_and_optional_parameters_that_nob
         found = unused_parameter_hints("attention", function(parameters))
         assert len(found) == len(expected)
         assert all(line.startswith(words) for words, line in zip(expected, found, strict=True))
-    lines = write_adapter(function("qkv, block_size, causal"), NameForAdapter("my_attn"), "torch")
+    lines = adapter_lines(function("qkv, block_size, causal"), NameForAdapter("my_attn"), "torch")
     assert "    # FILL IN what stands as ...: qkv, block_size" in lines
     assert "    return my_attn(qkv=..., block_size=..., causal=is_causal)" in lines
     assert lines[-1] == 'attention.framework = "torch"'
@@ -156,7 +156,7 @@ def plan() -> Plan:
 @pytest.mark.parametrize("name", TARGETS)
 def test_it_is_what_the_call_says(name: str, plan: Plan) -> None:
     target = TARGETS[name]
-    entry = user_entry(Target("kernels", "attention"), read_target_declarations(target, "attention"), None)
+    entry = make_user_entry(Target("kernels", "attention"), read_target_declarations(target, "attention"), None)
     implementation, backend = Implementation(entry), wrap_target(target, "attention", BACKENDS["numpy"])
     known, left_to_the_call = 0, 0
     for unit in plan.units[:: 5 if name == "usual" else 23]:

@@ -30,8 +30,8 @@ from attncheck.execution.implementation_selection import (
     RequestedFunction,
     implementation_of_callable,
     load_user_implementation,
-    requested_functions,
     select_implementations,
+    separate_user_functions,
     with_distinct_names,
 )
 from attncheck.execution.implementations import (
@@ -39,7 +39,7 @@ from attncheck.execution.implementations import (
     ImplementationSelection,
     UserImplementation,
     bundled_implementations,
-    user_entry,
+    make_user_entry,
 )
 from attncheck.execution.user_call import import_user_module, load_target, read_target_declarations
 from attncheck.execution.user_code import LoadError, Target, find_origin
@@ -177,7 +177,7 @@ def test_functions_of_one_name_get_as_much_of_their_paths_as_tells_them_apart(
         )
 
     def named(*patterns: str, taken: Collection[str] = ()) -> list[str]:
-        requested, _ = requested_functions(patterns)
+        requested, _ = separate_user_functions(patterns)
         return [item.shown for item in with_distinct_names(requested, taken)]
 
     here = re.sub(r"\W", "_", tmp_path.name)
@@ -222,9 +222,9 @@ def test_a_function_that_its_file_does_not_have_is_refused_before_anything_is_lo
     path = tmp_path / "kernel.py"
     path.write_text("raise SystemExit\ndef attention(): ...\n", encoding="utf-8")
     with pytest.raises(UsageError, match=r"kernel\.py has no atention; did you mean attention\?"):
-        requested_functions([f"{path}:atention"])
+        separate_user_functions([f"{path}:atention"])
     path.write_text("raise SystemExit\nfrom others import *\n", encoding="utf-8")
-    assert len(requested_functions([f"{path}:atention"])[0]) == 1, "its text leaves it open"
+    assert len(separate_user_functions([f"{path}:atention"])[0]) == 1, "its text leaves it open"
 
 
 def test_functions_are_called_alike_by_file_module_and_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +283,7 @@ def function_of(body: str) -> str:
 def here(target: str) -> Implementation:
     """Load a target in this process, as its worker does."""
     meant = Target.of(target)
-    entry = user_entry(meant, read_target_declarations(load_target(meant), meant.attribute), None)
+    entry = make_user_entry(meant, read_target_declarations(load_target(meant), meant.attribute), None)
     return Implementation(entry, next(iter(entry.all_modes)))
 
 

@@ -26,7 +26,7 @@ from attncheck.backends import ALL_ENTRIES, BackendEntry, Library
 from attncheck.cli import app
 from attncheck.common.errors import UsageError
 from attncheck.execution.implementation_selection import find_implementation, implementation_of_callable
-from attncheck.execution.implementations import Implementation, user_entry
+from attncheck.execution.implementations import Implementation, make_user_entry
 from attncheck.execution.user_call import load_target, read_target_declarations
 from attncheck.execution.user_code import Target
 from attncheck.judging.judge_stages import failing_elements
@@ -138,7 +138,7 @@ def test_what_is_no_right_result_at_all_is_wrong_too(bench: Bench) -> None:
         if said:
             ends_with(1, bench.reproduce(bench.case("attention", ATTENTION), path), said)
         if in_few_lines:
-            entry = user_entry(Target.of(f"{path}:attention"), {}, None)
+            entry = make_user_entry(Target.of(f"{path}:attention"), {}, None)
             kernel = Implementation(entry, next(iter(entry.all_modes)))
             text = shortly(bench.case("attention", TABLES["fields"]), kernel, "float32")
             ends_with(1, bench.run(text or ""), in_few_lines)
@@ -288,7 +288,7 @@ def test_a_script_is_short_whatever_signature_and_padding(bench: Bench, monkeypa
             entry: Any = BackendEntry("called", "", ("numpy",), modes=(row,), default_mode=name)
         else:
             target = Target.of(f"{path}:{name}")
-            entry = user_entry(target, read_target_declarations(load_target(target), name), None)
+            entry = make_user_entry(target, read_target_declarations(load_target(target), name), None)
         kernel = Implementation(entry, name)
         with Engine() as engine:
             found = engine.ask(kernel, Question(case, "float32"))
