@@ -449,7 +449,7 @@ FAULTS: tuple[Fault, ...] = (
         "resume_keeps_what_was_untried",
         "harness/results/resume.py",
         "    if untried:\n",
-        "    if untried and left_out:\n",
+        "    if untried and not_requested:\n",
         "what was left untried stays so when a run goes on",
         "harness/test_resume.py harness/execution/test_workers.py",
     ),

@@ -185,7 +185,7 @@ def _run_check(
 ) -> CheckResult:
     limits, store = options.worker_limits, options.store
     check_user_cases(options, store)
-    chosen = _select_implementation(function, options, name, limits).with_dtypes(options.dtypes)
+    chosen = _select_implementation(function, options, name, limits).with_added_dtypes(options.dtypes)
     selection = select_configured_cases(options, store)
     if selection.faults:
         raise CaseError(list(selection.faults))
@@ -316,4 +316,4 @@ def _select_implementation(
         target = [os.fspath(function)]
         return select_implementations(None, target, limits=limits, **called.called)
     implementation = implementation_of_callable(function, name=name, **called.called)
-    return ImplementationSelection((implementation,), by_name=(implementation.name,))
+    return ImplementationSelection((implementation,), requested_by_name=(implementation.name,))

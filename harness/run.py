@@ -223,7 +223,7 @@ def run_cases(
         known = load_bundled_expected_failures([item.entry.name for item in chosen.implementations])
     judge = Judge(chosen.implementations, settings.keep_all_arrays, known, settings.store, DIAGNOSIS)
     with _open_executor(groups, judge, settings, described) as means:
-        on_begin(lambda: means.starting)
+        on_begin(lambda: means.starting_frameworks)
         summary = _CaseRun(plan, groups, chosen, settings, judge, watch, on_progress).execute(means)
     settings.store.trim()
     return summary
@@ -245,7 +245,7 @@ class _CaseRun:
     def execute(self, means: Executor) -> RunSummary:
         """Compute and judge what an earlier part of the run has not, diagnose what fails, and write all down."""
         plan, settings, watch = self.plan, self.settings, self.watch
-        environment = {**environment_record(self.chosen, settings), **means.record}
+        environment = {**environment_record(self.chosen, settings), **means.environment_record}
         resumed, records = ResumeState.empty(), partial(case_records, plan.cases, settings.tags)
         if settings.resume:
             again = {"untried": settings.limits.keep_going, "left_out": settings.all_cases}
@@ -257,7 +257,7 @@ class _CaseRun:
         writer.write_json(FAILED_FILE, watch.record.as_record())
         recorder = ResultRecorder(writer, ExpectedFailureRecord(self.judge.expected_failures), on_judged=watch.see)
         for rows in resumed.rows():
-            recorder.restore(rows)
+            recorder.restore_rows(rows)
             watch.record.note(rows)
 
         def describe_backends() -> None:
@@ -320,7 +320,7 @@ class _CaseRun:
 
         returned = ReturnedStages(self.settings.output, recorder.undiagnosed)
         failing = diagnose_rows(
-            recorder.failures, self.plan, self.judge, returned, self._measure_conventions, recorder.judged
+            recorder.failures, self.plan, self.judge, returned, self._measure_conventions, recorder.judged_cases
         )
         replace_rows(self.settings.output, dict(zip(map(row_key, recorder.failures), failing, strict=True)))
         return failing
@@ -343,7 +343,7 @@ class _CaseRun:
         advice = {}
         for item in self.chosen.implementations:
             failed = {row.case for row in failing if row.implementation == item.name and row.fails_run}
-            right = set(recorder.judged.get(item.name, ())) - failed
+            right = set(recorder.judged_cases.get(item.name, ())) - failed
             if isinstance(item.entry, UserImplementation) and len(failed) > len(right):
                 from attncheck.asking.axes import axes_advice
 
@@ -357,12 +357,14 @@ class _CaseRun:
 
         ``excluded`` are functions for which other advice is more important.
         """
-        judged = recorder.judged
+        judged = recorder.judged_cases
         few = [
             item
             for item in self.chosen.implementations
             if item.name not in excluded
-            and asked.is_hardly_judged(item.name, len(judged.get(item.name, ())), recorder.not_offered(item.name))
+            and asked.is_hardly_judged(
+                item.name, len(judged.get(item.name, ())), recorder.count_cases_not_offered(item.name)
+            )
         ]
         if not few or self.settings.cluster is not None:
             return {}
@@ -378,7 +380,7 @@ class _CaseRun:
             refused -= judged.get(item.name, set())
             cases = [case for case in self.plan.cases if case.id in refused]
             if suggestion := suggest_requirements(item, cases, self.settings.limits):
-                suggestions[item.name] = suggestion.words(item)
+                suggestions[item.name] = suggestion.advice(item)
         return suggestions
 
     def _find_similar_failures(self, failing: Sequence[Row]) -> dict[str, str]:
@@ -417,7 +419,7 @@ def _open_executor(
     """Return what computes: workers on this machine, or a cluster for as long as this lasts."""
     if settings.cluster is None:
         kill_orphans()
-        limits = divide_memory_between_workers(settings.limits, len({group.process for group in groups}))
+        limits = divide_memory_between_workers(settings.limits, len({group.process_key for group in groups}))
         logs = settings.output / "logs"
         runners: list[list[GroupRunner[Unit]]] = group_runners(groups, limits, logs, described)
         bundled = [group for group in groups if group.is_bundled]  # whose outcomes do not depend on those before
@@ -440,9 +442,9 @@ def _max_workers(groups: Sequence[WorkerGroup], limits: Limits) -> int:
     all of them. So do more groups than processors, at first: a unit is complete, and judged, only when the last ones
     answer. Frameworks that are compared keep a worker each, as far as memory allows.
     """
-    processors, processes = available_processors(), {group.process for group in groups}
+    processors, processes = available_processors(), {group.process_key for group in groups}
     if runs_several_frameworks(groups, limits.workers):
-        frameworks = {group.process for group in groups if group.imports_framework}
+        frameworks = {group.process_key for group in groups if group.imports_framework}
         return min(limits.workers, max(processors, len(frameworks)))
     compiles = any(group.implementation.runs_only_standard_cases for group in groups)
     takes_all = compiles or len(processes) > processors
@@ -463,7 +465,7 @@ def environment_record(chosen: ImplementationSelection, settings: Settings) -> d
         "started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S"),
         "asked": {
             **{name: list(values) for name, values in settings.picked.items()},
-            "by_name": list(chosen.by_name),
+            "by_name": list(chosen.requested_by_name),
             "own": [*user_entries],
             **({"conventions": conventions} if conventions else {}),
             **({"tiles": list(settings.tiles)} if settings.tiles else {}),
@@ -479,7 +481,7 @@ def environment_record(chosen: ImplementationSelection, settings: Settings) -> d
             item.name: {dtype: item.rounding_model(dtype) for dtype in DTYPES} for item in chosen.implementations
         },
         "again": command_words_by_name(chosen.implementations, settings.limits, kept),
-        "left_out": dict.fromkeys(chosen.left_out, "not installed"),
+        "left_out": dict.fromkeys(chosen.not_requested, "not installed"),
         "missing": dict.fromkeys(chosen.missing, "asked for by name, not installed"),
         "faults": [],  # of results of earlier releases, which ran the cases of other files where one had a fault
     }
@@ -493,8 +495,8 @@ def summarise(
 ) -> RunSummary:
     """Return what a run came to, of which these rows fail."""
     codes = {Verdict(row.verdict).exit_code for row in failing}
-    judged = {item.name: len(recorder.judged.get(item.name, ())) for item in chosen.implementations}
-    absent = {name: recorder.not_offered(name) for name in judged}
+    judged = {item.name: len(recorder.judged_cases.get(item.name, ())) for item in chosen.implementations}
+    absent = {name: recorder.count_cases_not_offered(name) for name in judged}
     short = shortfall_sentences(judged, asked, absent)
     if ExitCode.DISAGREE in codes:
         code = ExitCode.DISAGREE

@@ -58,8 +58,9 @@ STOPPING_VERDICTS = [verdict for verdict in Verdict if verdict.exit_code is Exit
 class UnsupportedReasons:
     """The reasons why cases are unsupported: ``singly`` counts the cases per missing feature, most frequent first.
 
-    A case may lack several features; ``cases`` counts it once. It does not count cases that are ``not_offered``
-    (because of missing ``functions``, or only ``in_other_dtypes``) or that standard cases have ``stood_for``.
+    A case may lack several features; ``cases`` counts it once. It does not count cases that are
+    ``not_offered`` (because of missing ``functions``, or only ``in_other_dtypes``) or that standard cases
+    have ``stood_for``.
     """
 
     cases: int = 0

@@ -160,7 +160,7 @@ def _implementation_description(name: str) -> str:
     """Return the description of an implementation; empty if this version of attncheck does not have it."""
     framework, _, mode = name.partition(".")
     try:
-        return ALL_ENTRIES[framework].mode_named(mode).description
+        return ALL_ENTRIES[framework].get_mode(mode).description
     except KeyError:
         return ""
 

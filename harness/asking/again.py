@@ -92,7 +92,7 @@ def find_reported_failure(
     def read(identities: Iterable[str]) -> Mapping[str, Case]:
         return read_cases_at_addresses({identity: checked.address(identity) or identity for identity in identities})
 
-    path = Path(implementation.declared.module)
+    path = Path(implementation.mode_declarations.module)
     is_younger = path.suffix == ".py" and path.is_file() and path.stat().st_mtime > checked.written
     remark = f"{path.name} has changed since" if is_younger else ""
     return find_failure_among_calls(checked.asked(implementation.name), question.key, implementation, read, remark)

@@ -200,7 +200,7 @@ def known_empty_rows_of_call(
 ) -> KnownEmptyRows:
     """Return the known results of an implementation for a query without a key."""
     known = known_empty_rows(implementation, expected_failures, *question.key)
-    return replace(known, is_asked=not outcome.not_asked)
+    return replace(known, is_asked=not outcome.ignored_conventions)
 
 
 def _conditioning_by_stage(

@@ -442,7 +442,7 @@ def _measure_question(
     measured = _match_outcome(question, runner.evaluate(problem), dtype, rounding_model)
     if not question.declaration:
         return measured
-    declared = implementation.declared.conventions
+    declared = implementation.mode_declarations.conventions
     declared_option = next(((name, declared[name].value) for name in known if name in declared), None)
     if declared_option is not None:
         words = [text for text, option in question.declaration.items() if option == declared_option]
@@ -459,7 +459,7 @@ def _measure_question(
 def _has_empty_rows_keyword(problem: Problem, runner: GroupRunner[Any]) -> bool:
     """Return whether the function has a keyword ``empty_rows``, by which cases set the convention."""
     outcome = runner.evaluate(problem.with_options(empty_rows=DEFAULT_EMPTY_ROWS))
-    return isinstance(outcome, Computed) and not outcome.not_asked
+    return isinstance(outcome, Computed) and not outcome.ignored_conventions
 
 
 def problem_of_question(question: ConventionQuestion, dtype: str) -> Problem:

@@ -215,8 +215,8 @@ def list_implementations() -> list[ListRecord]:
         {
             "name": item.name,
             "version": (package_version(item.package) or "") if item.entry.is_installed else "not installed",
-            "classes": ", ".join(f"{dtype} {name}" for dtype, name in item.declared.classes.items()),
-            "is": item.declared.description,
+            "classes": ", ".join(f"{dtype} {name}" for dtype, name in item.mode_declarations.classes.items()),
+            "is": item.mode_declarations.description,
         }
         for item in (*processor_implementations(), *device_implementations())
     ]

@@ -110,7 +110,7 @@ def search(
     folder = SearchFolder.of(output or Path("results/search") / chosen.name, chosen.name, implementation_path(chosen))
     seconds = 60 * minutes if problems is None else math.inf
     title = f"attncheck search {implementation} --seed {seed}"
-    chosen_dtypes = _choose_dtypes(tuple(chosen.declared.classes), dtypes, chosen.name)
+    chosen_dtypes = _choose_dtypes(tuple(chosen.mode_declarations.classes), dtypes, chosen.name)
     request = SearchRequest(seed, operation, chosen_dtypes, problems, seconds, title)
     results = SearchResults.begin(folder, chosen, chosen_dtypes, limits)
     subject = ProblemSubject(chosen, Engine(limits))
@@ -213,7 +213,7 @@ def design(
     request = DesignRequest(chosen, strength, _parse_widths(split_names(widths)), tile)
     path, cases, factors = write_design(request, output)
     answer = f"{path}: {cases} cases, in which every {strength} of {factors} factors meet"
-    check = shell_command(["attncheck", "check", str(path), "-i", *request.entry.given])
+    check = shell_command(["attncheck", "check", str(path), "-i", *request.entry.command_words])
     fields = {"next": [check], "file": str(path), "cases": cases, "factors": factors, "strength": strength}
     document = make_document("design", ExitCode.AGREE, answer, **fields)
     print_and_exit(document, [answer, f"Check them: {check}"], as_json=as_json)
@@ -472,7 +472,7 @@ def accuracy(
     chosen = with_added_dtypes(find_implementation(implementation, **function.called), dtypes)
     measurements = [
         measure_accuracy(chosen, selection.cases if cases else small_cases(selection.cases), dtype, limits, store)
-        for dtype in _choose_dtypes(tuple(chosen.declared.classes), dtypes, chosen.name)
+        for dtype in _choose_dtypes(tuple(chosen.mode_declarations.classes), dtypes, chosen.name)
     ]
     code = ExitCode.DISAGREE if not all(measurement.holds_declared for measurement in measurements) else ExitCode.AGREE
     code = code if any(measurement.is_measured for measurement in measurements) else ExitCode.NOT_RUN
@@ -515,27 +515,28 @@ def protocol(
     for rule in try_protocol_rules(words, seconds):
         rules.append(rule)
         if not as_json:
-            typer.echo(f"{'broken' if rule.wrong else '-' if rule.reason else 'ok':6} {rule.says}")
-            if rule.wrong or rule.reason:
-                typer.echo(f"       {rule.wrong or rule.reason}")
-    is_broken = any(rule.wrong for rule in rules)
+            typer.echo(f"{'broken' if rule.problem else '-' if rule.skip_reason else 'ok':6} {rule.rule}")
+            if rule.problem or rule.skip_reason:
+                typer.echo(f"       {rule.problem or rule.skip_reason}")
+    is_broken = any(rule.problem for rule in rules)
     speaks = [] if is_broken else [f"It speaks the protocol. Judge its numbers: attncheck check -i {program!r}"]
     code = ExitCode.DISAGREE if is_broken else ExitCode.AGREE
     print_and_exit(_protocol_document(program, rules, code), speaks, as_json=as_json)
 
 
 def _rule_outcome(rule: RuleResult) -> Literal["broken", "not tried", "ok"]:
-    return "broken" if rule.wrong else "not tried" if rule.reason else "ok"
+    return "broken" if rule.problem else "not tried" if rule.skip_reason else "ok"
 
 
 def _protocol_document(program: str, rules: Sequence[RuleResult], code: ExitCode) -> Document:
     from attncheck.settings.commands import shell_command
     from attncheck.showing.json_schema import RuleRecord
 
-    broken = sum(bool(rule.wrong) for rule in rules)
+    broken = sum(bool(rule.problem) for rule in rules)
     answer = f"{broken:,} of {len(rules):,} rules are broken" if broken else "it speaks the protocol"
     again = [] if broken else [shell_command(["attncheck", "check", "-i", program])]
     records = [
-        RuleRecord(rule=rule.says, outcome=_rule_outcome(rule), message=rule.wrong or rule.reason) for rule in rules
+        RuleRecord(rule=rule.rule, outcome=_rule_outcome(rule), message=rule.problem or rule.skip_reason)
+        for rule in rules
     ]
     return make_document("protocol", code, answer, next=again, program=program, rules=records)

@@ -74,11 +74,11 @@ def preload_in_background(request: RunRequest, described: DescribedWorkers) -> N
 
     options = request.options
     user_patterns = [pattern for pattern in options.implementations if is_user_target(pattern)]
-    targets = [Target.of(pattern, options.signature or "", options.declare) for pattern in user_patterns]
+    targets = [Target.parse(pattern, options.signature or "", options.declare) for pattern in user_patterns]
     for target in targets:
         check_function_exists(target)
     of_run = options.framework, options.threads, options.compilation_cache
-    described.begin(*(DescriptionRequest(target, *of_run) for target in targets))
+    described.start_loading(*(DescriptionRequest(target, *of_run) for target in targets))
     if len(options.implementations) > 1:
         from attncheck.execution.implementation_selection import separate_user_functions, with_distinct_names
 
@@ -118,7 +118,7 @@ def _run_with_workers(
     from attncheck.settings.config import select_configured_cases
 
     ARITHMETIC_COUNTS.clear()
-    chosen = chosen.with_standard(options.standard).with_dtypes(options.dtypes)
+    chosen = chosen.restrict_to_standard_cases(options.standard).with_added_dtypes(options.dtypes)
     is_long = not (options.cases or options.quiet or request.is_announced)
     loading = sum(isinstance(item.entry, UserImplementation) for item in chosen.implementations)  # each in a process
     to_judge = 0 if options.cluster is not None else max(0, available_processors() - loading)

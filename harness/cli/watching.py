@@ -96,7 +96,7 @@ def _implementation_file(pattern: str) -> Path | None:
     """Return the file of an implementation; None if it is installed. Raises ``UsageError`` for a missing file."""
     if not is_user_target(pattern):
         return None
-    target = Target.of(pattern)
+    target = Target.parse(pattern)
     module = target.module
     if module.endswith(".py") or target.program:
         return Path(module)

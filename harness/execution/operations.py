@@ -28,8 +28,8 @@ def run_operation(
 ) -> Stages:
     """Call the backend's function for an operation, inputs turned into the framework's own arrays.
 
-    Conventions that the function does not take are left out (``not_asked``). Raises ``UnsupportedError`` if the
-    backend has no such function, or the function has not every other parameter that the case needs.
+    Conventions that the function does not take are left out (``ignored_conventions``). Raises ``UnsupportedError`` if
+    the backend has no such function, or the function has not every other parameter that the case needs.
     """
     name, keywords = function_and_keywords(operation, options)
     function = getattr(backend, name, None)
@@ -50,11 +50,11 @@ class Parameters:
     names: frozenset[str]
     takes_all: bool = False
 
-    def accepted(self, names: Iterable[str]) -> frozenset[str]:
+    def accepted_names(self, names: Iterable[str]) -> frozenset[str]:
         """Return which of these names there is a parameter for."""
         return frozenset(name for name in names if self.takes_all or name in self.names)
 
-    def lacking(self, names: Iterable[str]) -> tuple[str, ...]:
+    def missing_names(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return, in order, the names that there is no parameter for."""
         return () if self.takes_all else tuple(name for name in names if name not in self.names)
 
@@ -73,12 +73,12 @@ def unsupported_conventions(backend: Backend, operation: str, options: Mapping[s
 
 def missing_conventions(parameters: Parameters, options: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the conventions among the options that there is no parameter for."""
-    return parameters.lacking(sorted(CONVENTIONS & options.keys()))
+    return parameters.missing_names(sorted(CONVENTIONS & options.keys()))
 
 
 def require_parameters(parameters: Parameters, asked: Iterable[str]) -> None:
     """Raise ``UnsupportedError`` for what there is no parameter for: a capability is a parameter."""
-    if missing := parameters.lacking(asked):
+    if missing := parameters.missing_names(asked):
         raise UnsupportedError(f"takes no {', '.join(missing)}", missing)
 
 
@@ -214,12 +214,13 @@ FREE_BYTE = 0x7E
 class KeptElements:
     """The elements kept of a stage of this ``shape``: some ``positions`` of some axes, and all of the others.
 
-    What is dropped along the axes ``zeros`` is 0: columns of zeros, weights of masked keys, and gradients of both.
+    What is dropped along the axes ``axes_with_zero_padding`` is 0: columns of zeros, weights of masked keys, and
+    gradients of both.
     """
 
     shape: tuple[int, ...]
     positions: Mapping[int, Sequence[int]]
-    zeros: tuple[int, ...] = ()
+    axes_with_zero_padding: tuple[int, ...] = ()
 
 
 def strip_padding(array: Array, kept: KeptElements) -> tuple[Array, str]:
@@ -296,9 +297,9 @@ def find_overwritten_results(
 def _nonzero_padding(array: Array, kept: KeptElements) -> str:
     """Return the fault of an array that is not 0 where padding makes it 0; empty without one. NaN may fill a row."""
     added = np.zeros(array.shape, dtype=np.bool_)
-    for axis in kept.zeros:
+    for axis in kept.axes_with_zero_padding:
         added |= ~_position_flags(array.shape, axis, kept.positions[axis])
-    for axis in kept.positions.keys() - set(kept.zeros):  # a query that was added gives anything
+    for axis in kept.positions.keys() - set(kept.axes_with_zero_padding):  # a query that was added gives anything
         added &= _position_flags(array.shape, axis, kept.positions[axis])
     wrong = added & (array != 0) & ~np.isnan(array.astype(np.float64))
     if not wrong.any():

@@ -74,17 +74,17 @@ class PaddedCall:
     """
 
     problem: Problem
-    kept: Mapping[str, KeptElements]
+    kept_elements: Mapping[str, KeptElements]
     description: str
 
-    def cut(self, outcome: Outcome) -> Outcome:
+    def strip_padding(self, outcome: Outcome) -> Outcome:
         """Strip the padding from the stages of an outcome."""
         if isinstance(outcome, Failure):
             return replace(outcome, padded=self.description)
         cuts = {
-            stage: strip_padding(array, self.kept[stage])
+            stage: strip_padding(array, self.kept_elements[stage])
             for stage, array in outcome.stages.items()
-            if stage in self.kept
+            if stage in self.kept_elements
         }
         stages = {stage: cuts[stage][0] if stage in cuts else array for stage, array in outcome.stages.items()}
         faults = {stage: fault for stage, (_, fault) in cuts.items() if fault}
@@ -99,15 +99,15 @@ def pad_call(implementation: Implementation, problem: Problem) -> PaddedCall | F
     Returns:
         The padded call; None if it meets the requirements already; a ``Failure`` if no padding is exact.
     """
-    if OPERATIONS[problem.operation].is_folded and not implementation.has(
+    if OPERATIONS[problem.operation].is_folded and not implementation.has_function(
         function_and_keywords(problem.operation, problem.options)[0]
     ):
         return _pad_call_with_mask(implementation, problem)
     name, _ = function_and_keywords(problem.operation, problem.options)
-    declared, accepted = implementation.requires(name)
+    declared, accepted = implementation.shape_requirements(name)
     if not declared or "query" not in problem.inputs:  # scores that are given have neither a width nor a scale
         return None
-    requirements = Requirements.of(declared)
+    requirements = Requirements.from_declaration(declared)
     specs = problem.specs
     blocks = {name for name in problem.inputs if specs[name].is_per_block}
     input_shapes = {name: array.shape for name, array in problem.inputs.items() if name not in blocks}
@@ -157,7 +157,7 @@ def _padded_lengths(requirements: Requirements, lengths: AxisLengths, start: int
     widths = {letter: lengths[letter] for letter in _WIDTHS if letter in lengths}
     if requirements.value_width and "Dv" in widths:
         widths |= dict.fromkeys(("D", "Dv"), max(widths["D"], widths["Dv"]))
-    wanted = {letter: requirements.width(width) for letter, width in widths.items()}
+    wanted = {letter: requirements.smallest_accepted_width(width) for letter, width in widths.items()}
     for letter, width in wanted.items():
         if width is None:
             raise InexactError(f"requires {requirements.width_limits_text}; {letter} is {widths[letter]}")
@@ -315,7 +315,9 @@ def unsupported_reason(
     if parameters is None:
         return unsupported_failure(UnsupportedError.of_function(name)) if entry.parameters else None
     positional = INPUTS_BY_FUNCTION[name]
-    if entry.requirements.get(name) or not parameters.lacking({*problem.inputs, *keywords}.difference(positional)):
+    if entry.requirements.get(name) or not parameters.missing_names(
+        {*problem.inputs, *keywords}.difference(positional)
+    ):
         return None
     called = call()
     _, keywords = function_and_keywords(problem.operation, called.options)

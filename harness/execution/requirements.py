@@ -40,7 +40,7 @@ class Requirements:
     lengths: str | None = None
 
     @classmethod
-    def of(cls, declared: Any) -> Requirements:
+    def from_declaration(cls, declared: Any) -> Requirements:
         """Check what a function declares. Raises ``ValueError``, which says what was expected."""
         if not isinstance(declared, Mapping):
             raise ValueError(f"requires: expected {_DECLARATION_EXAMPLE}; got {declared!r}")
@@ -48,16 +48,16 @@ class Requirements:
             _check_declaration(name, value)
         values: dict[str, Any] = {name: tuple(value) if name == "widths" else value for name, value in declared.items()}
         requirements = cls(**values)
-        if requirements.width(1) is None:
+        if requirements.smallest_accepted_width(1) is None:
             raise ValueError(f"requires: no width meets all of {dict(declared)!r}; expected one that does")
         return requirements
 
-    def width(self, least: int) -> int | None:
+    def smallest_accepted_width(self, least: int) -> int | None:
         """Return the smallest width that is taken and is at least ``least``; None if there is none.
 
         Example:
             >>> requirements = Requirements(width_multiple=8, max_width=64)
-            >>> requirements.width(9), requirements.width(65)
+            >>> requirements.smallest_accepted_width(9), requirements.smallest_accepted_width(65)
             (16, None)
         """
         least = max(least, self.min_width)

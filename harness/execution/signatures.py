@@ -86,8 +86,8 @@ _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWOR
 class NameForAdapter:
     """The name of a function for an adapter: the words that name it, and what has to be imported, if anything."""
 
-    called: str
-    imported: str = ""
+    call_expression: str
+    import_statement: str = ""
     is_taken: bool = False
     """True if the name ``attention`` is another's."""
 
@@ -187,11 +187,11 @@ def adapter_lines(function: Callable[..., Any], name: NameForAdapter, framework:
     taken = "".join(f", {option}={default!r}" for option, default in defaults.items())
     blanks = [called or "an input" for called, expression in arguments if expression == _UNKNOWN_ARGUMENT]
     lines = [
-        *([f"{name.imported}", "", ""] if name.imported else []),
+        *([f"{name.import_statement}", "", ""] if name.import_statement else []),
         f"def {name.adapter}(query, key, value{', *' if taken else ''}{taken}):",
         *(["    # mask is boolean: true = may attend"] if "mask" in options else []),
         *([f"    # FILL IN what stands as ...: {', '.join(blanks)}"] if blanks else []),
-        f"    return {name.called}({', '.join(f'{key}={code}' if key else code for key, code in arguments)})",
+        f"    return {name.call_expression}({', '.join(f'{key}={code}' if key else code for key, code in arguments)})",
     ]
     return [*lines, *(["", "", f'{name.adapter}.framework = "{framework}"'] if framework else [])]
 

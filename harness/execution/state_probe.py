@@ -54,7 +54,7 @@ class ChangedCall:
     change: str
     problem: Problem
     comes_first: bool
-    gap: float
+    answer_difference: float
 
 
 class StateProbe:
@@ -119,7 +119,10 @@ class StateProbe:
         self._new_processes += 1
         with self._in_new_process():
             repeated = self._evaluate(problem if call.comes_first else call.problem)
-        return isinstance(repeated, Computed) and _max_difference(first, repeated.stages.get(stage)) > call.gap / 8
+        return (
+            isinstance(repeated, Computed)
+            and _max_difference(first, repeated.stages.get(stage)) > call.answer_difference / 8
+        )
 
 
 def changed_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:

@@ -136,14 +136,16 @@ class UserBackend:
             forbid_leaked_threads(),
             fill_free_memory(_result_sizes_in_bytes(positional)),
         ):
-            returned = self._call_advised(function, positional, {**unasked, **keywords})
+            returned = self._call_with_advice(function, positional, {**unasked, **keywords})
         if isinstance(returned, Mapping):
             return dict(returned)
         results = result_stages(_OPERATION_OF_FUNCTION.get(name, "scoring"), options, {*arrays}) or ("masked",)
         several = len(results) > 1 and isinstance(returned, tuple)
         return dict(zip(results, returned if several else (returned,), strict=False))
 
-    def _call_advised(self, function: Callable[..., Any], positional: list[Any], keywords: Mapping[str, Any]) -> Any:
+    def _call_with_advice(
+        self, function: Callable[..., Any], positional: list[Any], keywords: Mapping[str, Any]
+    ) -> Any:
         """Call the function; if its error suggests a missing declaration, raise ``AdvisedError`` with that advice."""
         try:
             return function(*positional, **keywords)
@@ -163,7 +165,7 @@ class UserBackend:
             imports = find_imports(function)
             if (wanted := imports.framework) is None:
                 raise
-            library = next(iter(imports.libraries), "")
+            library = next(iter(imports.framework_by_library), "")
             raise AdvisedError(error, advice_on_framework(wanted, _name_or_default(function), library)) from error
 
 
@@ -425,7 +427,7 @@ def read_target_declarations(target: Any, name: str, signature: str = "") -> dic
             raise LoadError(f"capabilities: unknown dtype {dtype!r}; {suggest_names(dtype, DTYPES, one_of=False)}")
     return {
         "framework": framework,
-        "framework_alone": imports.framework_alone,
+        "array_framework": imports.array_framework,
         "classes": {dtype: classes.get(dtype, EAGER[dtype]) for dtype in dict.fromkeys(dtypes)},
         "conventions": _check_conventions(getattr(target, "conventions", None)),
         "properties": _check_property_claims(getattr(target, "properties", None)),
@@ -433,12 +435,12 @@ def read_target_declarations(target: Any, name: str, signature: str = "") -> dic
         "device": _check_device(getattr(target, "device", None)),
         "resources": _check_resources(getattr(target, "resources", None)),
         "imported_framework": imports.framework,
-        "importing_library": next(iter(imports.libraries), ""),
+        "importing_library": next(iter(imports.framework_by_library), ""),
         "distributions": target.distributions if isinstance(target, ProgramModule) else imports.versions,
-        "home": imports.home,
+        "library_distribution": imports.library_distribution,
         "signature": family,
         "hints": _parameter_hints(target, functions, family),
-        "required": {called: required_keywords(called, function) for called, function in functions.items()},
+        "required_keywords": {called: required_keywords(called, function) for called, function in functions.items()},
         "requirements": {called: _check_requirements(target, function) for called, function in functions.items()},
         "parameters": {called: function_parameters(function) for called, function in functions.items()},
         "source": _source_location(functions.get("attention") or next(iter(functions.values()))),
@@ -536,7 +538,7 @@ def _check_requirements(target: Any, function: Callable[..., Any]) -> dict[str, 
     if declared is None:
         return {}
     try:
-        Requirements.of(declared)
+        Requirements.from_declaration(declared)
     except ValueError as error:
         raise LoadError(str(error)) from None
     return dict(declared)

@@ -175,7 +175,7 @@ class Target:
     program: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, text: str, signature: str = "", declare: Sequence[str] = ()) -> Target:
+    def parse(cls, text: str, signature: str = "", declare: Sequence[str] = ()) -> Target:
         """Read file.py, file.py:function, package.module, package.module:function, or a command.
 
         The name that reports give a function of a file in this folder, file.function, will do, too. Raises

@@ -95,7 +95,9 @@ def judge_case(
             rows.append(failure_row(blank, name, outcome))
         elif isinstance(outcome, Computed):
             computed[name] = outcome.stages
-            known = replace((own_empty_rows or {}).get(name, KnownEmptyRows()), is_asked=not outcome.not_asked)
+            known = replace(
+                (own_empty_rows or {}).get(name, KnownEmptyRows()), is_asked=not outcome.ignored_conventions
+            )
             template = replace(blank, implementation=name)
             declared = (conventions or {}).get(name)
             own_truth = (

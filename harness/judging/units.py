@@ -103,7 +103,7 @@ class Judge:
         """Return the known results of an implementation for a query without a key in a case."""
         item = next(item for item in self.implementations if item.name == name)
         expected = self._concerning_failures(name, case, dtype)
-        return replace(known_empty_rows(item, expected, case.id, dtype), is_asked=not returned.not_asked)
+        return replace(known_empty_rows(item, expected, case.id, dtype), is_asked=not returned.ignored_conventions)
 
     def _concerning_failures(self, name: str, case: Case, dtype: str) -> list[ExpectedFailure]:
         return [item for item in self.expected_failures if item.is_about(name) and item.concerns(name, case.id, dtype)]
@@ -260,7 +260,7 @@ def known_empty_rows(
     implementation: Implementation, expected_failures: Sequence[ExpectedFailure], case: str, dtype: str
 ) -> KnownEmptyRows:
     """Return the known results of an implementation for a query without a key in a case."""
-    declared = implementation.declared.conventions.get("empty_rows")
+    declared = implementation.mode_declarations.conventions.get("empty_rows")
     recorded = recorded_empty_rows(expected_failures, implementation.name, case, dtype)
     if declared is None:
         return KnownEmptyRows(recorded=recorded)

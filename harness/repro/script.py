@@ -98,7 +98,7 @@ class Script:
     @property
     def mode(self) -> Mode:
         """The mode of the entry."""
-        return self.implementation.declared
+        return self.implementation.mode_declarations
 
     @property
     def packages(self) -> list[str]:
@@ -233,12 +233,12 @@ class Script:
 
     def _padding_removal_lines(self) -> Iterator[str]:
         """Yield code that removes the padding from results."""
-        if self.padding.kept:
+        if self.padding.kept_elements:
             yield f"\n# The call is padded with {self.padding.description}: it is made with what the function requires."
             yield copy_functions(_OPERATIONS, {"KeptElements", "strip_padding"}) + "\n"
         yield "KEPT = {"
-        for stage, kept in self.padding.kept.items():
-            yield f'    "{stage}": KeptElements({kept.shape}, {dict(kept.positions)}, {kept.zeros}),'
+        for stage, kept in self.padding.kept_elements.items():
+            yield f'    "{stage}": KeptElements({kept.shape}, {dict(kept.positions)}, {kept.axes_with_zero_padding}),'
         yield "}"
 
     def _call_code(self, problem: Problem, prefix: str = "") -> str:
@@ -295,9 +295,9 @@ def _shadows_standard_module(entry: UserImplementation) -> bool:
 
 
 def _framework_code(implementation: Implementation, names: set[str]) -> Iterator[str]:
-    mode = implementation.declared
+    mode = implementation.mode_declarations
     whole = {*_SERVICES, *names}
-    module, _, function = mode.call.partition(":") if isinstance(mode, Library) else ("", "", "")
+    module, _, function = mode.function_path.partition(":") if isinstance(mode, Library) else ("", "", "")
     # Code of ours that is called like a library is copied, not imported.
     ours = {function} if module.startswith(_OUR_PREFIX) else set()
     wanted = {*_CONVERSIONS, *names} if mode.attribute is None else {mode.attribute}
@@ -309,10 +309,11 @@ def _framework_code(implementation: Implementation, names: set[str]) -> Iterator
     yield from _device_code(implementation.entry.name, mode.device)
     if isinstance(mode, Library):
         yield "\n\n" + inline_module(_CALLS, {"library_functions", "Family"})
-        family = {member.name: getattr(mode.called_as, member.name) for member in fields(Family)}
+        family = {member.name: getattr(mode.adapted_family, member.name) for member in fields(Family)}
         words = ", ".join(f"{name}={value!r}" for name, value in family.items())
         yield f"family = family_calls.Family({words})"
-        called = f"{mode.call!r}, family, backend, {dict(mode.given)!r}, has_gradients={mode.has_gradients}"
+        fixed = dict(mode.fixed_arguments)
+        called = f"{mode.function_path!r}, family, backend, {fixed!r}, has_gradients={mode.has_gradients}"
         yield f"functions = family_calls.library_functions({called})"
         services = ", ".join(f"{name}=backend.{name}" for name in _CONVERSIONS)
         yield f"backend = SimpleNamespace({services}, **functions)"
@@ -371,7 +372,7 @@ def import_code(module: str, path: str) -> tuple[str, ...]:
 def _keywords_for_call(entry: UserImplementation, problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a call's options, and required keywords of the function."""
     name, _ = function_and_keywords(problem.operation, problem.options)
-    required = entry.required.get(name, {})
+    required = entry.required_keywords.get(name, {})
     keywords = {keyword: value for keyword, value in required.items() if keyword not in {**problem.inputs, **options}}
     keywords |= options
     if keywords.get("scale", 0) is None:

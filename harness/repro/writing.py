@@ -221,7 +221,7 @@ class ShortScript(Script):
     def family(self) -> Family | None:
         """The family whose signature the function has, if any."""
         if isinstance(self.mode, Library):
-            return self.mode.called_as
+            return self.mode.adapted_family
         signature = self.entry.signature if isinstance(self.entry, UserImplementation) else ""
         return FAMILIES[signature] if signature else None
 
@@ -236,7 +236,7 @@ class ShortScript(Script):
     def loads_by_name(self) -> bool:
         """True if the function has a name in a module that is not ours."""
         if isinstance(self.mode, Library):
-            return not self.mode.call.startswith("attncheck.")
+            return not self.mode.function_path.startswith("attncheck.")
         assert isinstance(self.entry, UserImplementation), "another mode has no framework here"
         target = self.entry.target
         return bool(target.attribute) and not (target.pickled or target.program)
@@ -257,7 +257,7 @@ class ShortScript(Script):
 
     def _function_lines(self) -> Iterator[str]:
         if isinstance(self.mode, Library):
-            module, _, path = self.mode.call.partition(":")
+            module, _, path = self.mode.function_path.partition(":")
             yield from import_code(module, path)
         else:
             assert isinstance(self.entry, UserImplementation), "another mode has no framework here"
@@ -321,12 +321,14 @@ class ShortScript(Script):
             except (CallTimeout, RemoteError, WorkerDied):
                 raise _NoShortFormError from None
             finally:
-                worker.end()
-        return replace(call, named={**call.named, **(self.mode.given if isinstance(self.mode, Library) else {})})
+                worker.kill()
+        return replace(
+            call, named={**call.named, **(self.mode.fixed_arguments if isinstance(self.mode, Library) else {})}
+        )
 
     def _place_in_result(self, stage: str, index: Sequence[int]) -> tuple[Sequence[int], tuple[int, ...]]:
         """Return the index of a stage's element in the returned array, and the shape of that array."""
-        place, kept = list(index), self.padding.kept.get(stage)
+        place, kept = list(index), self.padding.kept_elements.get(stage)
         shape = list(self.case.stage_shapes[stage] if kept is None else kept.shape)
         for axis, positions in ({} if kept is None else kept.positions).items():
             place[axis] = positions[index[axis]]
@@ -352,7 +354,7 @@ def record_call(entry: Any, mode: Mode, family: Family, problem: Problem, number
     from attncheck.backends.family_calls import FamilyFunction, import_owner
     from attncheck.execution.user_call import load_target
 
-    function = getattr(*import_owner(mode.call)) if isinstance(mode, Library) else load_target(entry.target)
+    function = getattr(*import_owner(mode.function_path)) if isinstance(mode, Library) else load_target(entry.target)
     notes: list[UserCall] = []
     name, options = function_and_keywords(problem.operation, problem.options)
 

@@ -59,7 +59,8 @@ and the problems of a search."""
 class EarlyStop:
     """The early end of a run after some failing cases.
 
-    ``not_run`` counts the cases that were not judged in any dtype, ``in_part`` those that ran only in some dtypes.
+    ``not_run`` counts the cases that were not judged in any dtype, ``in_part`` those that ran only in some
+    dtypes.
     """
 
     failing: int
@@ -150,8 +151,9 @@ def shortfall_sentences(judged: Mapping[str, int], asked: RequestedRun, not_offe
     """Describe every shortfall of a run; ``judged`` counts the cases of each implementation.
 
     The run as a whole, and an implementation that was requested by name, have to be judged in at least one case. The
-    minimum, if there is one, applies to every implementation, as a share of the cases that it offers: ``not_offered``
-    counts the cases of other operations, and those only in other dtypes. A run that was stopped has only that line.
+    minimum, if there is one, applies to every implementation, as a share of the cases that it offers:
+    ``not_offered`` counts the cases of other operations, and those only in other dtypes. A run that was
+    stopped has only that line.
     """
     if asked.stopped is not None:
         return [asked.stopped.of(asked.cases)]

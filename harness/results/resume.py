@@ -77,8 +77,8 @@ def read_resume_state(
     """Read the state of an earlier run of the same plan; it is empty if there is no directory, or an empty one.
 
     It is also empty if a run was killed before it wrote its cases, or while it replaced another one. With ``untried``,
-    cases that were left untried run again, and with ``left_out`` cases that an implementation did not run by default:
-    all rows of such a case and dtype are removed.
+    cases that were left untried run again, and with ``left_out`` cases that an implementation did not run by
+    default: all rows of such a case and dtype are removed.
 
     Parts that cannot be read are removed, and computed again. Raises ``UsageError`` if the earlier run was another one,
     and ``ResultsError`` if the directory contains anything else.

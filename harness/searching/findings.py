@@ -151,7 +151,7 @@ class ProblemSubject:
 
     def stop(self) -> None:
         """Kill the workers that run a problem."""
-        self.engine.workers.stop()
+        self.engine.workers.kill_running_calls()
 
     def close(self) -> None:
         """End the workers."""

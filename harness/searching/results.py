@@ -93,7 +93,7 @@ class SearchResults:
         Raises:
             OutputError: If it contains results of another command, or cannot be written.
         """
-        chosen = ImplementationSelection((implementation,), by_name=(implementation.name,))
+        chosen = ImplementationSelection((implementation,), requested_by_name=(implementation.name,))
         writer = ResultsWriter(folder.path, is_search=True)
         folder.write()  # first, so that the folder is known as a search's however the search ends
         return cls(folder, ProbeResults.begin(writer, chosen, dtypes, limits))

@@ -33,7 +33,7 @@ def command_words_by_name(
     again = {}
     for item in implementations:
         entry = item.entry if isinstance(item.entry, UserImplementation) else None
-        named = [item.name] if entry is None else list(entry.given)
+        named = [item.name] if entry is None else list(entry.command_words)
         if named:
             kept = results if entry is not None and results != DEFAULT_RESULTS else None
             again[item.name] = [*named, *_limit_option_words(limits), *(["--results", str(kept)] if kept else [])]

@@ -270,7 +270,7 @@ def test_a_full_disk_of_a_worker_ends_the_run_in_one_line_that_says_how_to_go_on
     driver: Any = SimpleNamespace(cluster=SimpleNamespace(address="tcp://host:1"), _in_flight={})
     failed = SimpleNamespace(exception=lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     with pytest.raises(ClusterError, match=r"a worker cannot go on: OSError: .*No space .* --resume"):
-        _Driver._fail(driver, failed)  # type: ignore[arg-type]
+        _Driver._handle_failed_batch(driver, failed)  # type: ignore[arg-type]
 
 
 def test_a_worker_that_joins_late_with_another_file_computes_nothing(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_a_worker_that_joins_late_with_another_file_computes_nothing(tmp_path: P
 
     kernel = tmp_path / "kernel.py"
     kernel.write_text("def attention(query, key, value): return value")
-    implementation = Implementation(make_user_entry(Target.of(f"{kernel}:attention"), {}, "numpy"), "attention")
+    implementation = Implementation(make_user_entry(Target.parse(f"{kernel}:attention"), {}, "numpy"), "attention")
     group = WorkerGroup(implementation, ("float64",))
     versions = {
         0: find_installed_versions(required_sources([group])),

@@ -263,7 +263,7 @@ def test_a_design_has_what_a_kernel_takes_and_nothing_else(tmp_path: Path) -> No
         grouped = any(each["query"][1] != each["key"][1] for each in shapes)
         if found != (sorted(optional), widths, 1025) or len(cases) != count or grouped is (name == "masked"):
             offenders.append((name, found, count))
-        assert {dtype for case in cases for dtype in case.dtypes} == {*request.implementation.declared.classes}
+        assert {dtype for case in cases for dtype in case.dtypes} == {*request.implementation.mode_declarations.classes}
     assert offenders == []
 
 

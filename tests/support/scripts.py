@@ -31,7 +31,7 @@ def implementation(name: str) -> Implementation:
     """Find an implementation; one of somebody's own without a process that looks what it declares."""
     if not (name.endswith(".py") or ":" in name):
         return find_implementation(name)
-    entry = make_user_entry(Target.of(name), {}, None)
+    entry = make_user_entry(Target.parse(name), {}, None)
     (mode,) = entry.all_modes
     return Implementation(entry, mode)
 

@@ -101,7 +101,7 @@ def count_threads(workers: Workers) -> int:
 def find_missing_resources(workers: Workers, groups: Sequence[WorkerGroup]) -> dict[str, float]:
     """Return the needs of the first group that no worker offers; empty if each group can run on a worker."""
     for group in groups:
-        needs = group.implementation.needs
+        needs = group.implementation.cluster_resources
         if not any(has_resources(worker, needs) for worker in workers.values()):
             return needs
     return {}
@@ -138,7 +138,9 @@ def _require_resources(address: str, workers: Workers, groups: Sequence[WorkerGr
     missing = find_missing_resources(workers, groups)
     if not missing:
         return
-    names = ", ".join(group.implementation.name for group in groups if group.implementation.needs == missing)
+    names = ", ".join(
+        group.implementation.name for group in groups if group.implementation.cluster_resources == missing
+    )
     there = "; ".join(
         f"{worker['name']}: {_format_resources(worker['resources']) or 'none'}" for worker in workers.values()
     )
@@ -159,7 +161,7 @@ def _require_versions(client: Client, workers: Workers, groups: Sequence[WorkerG
                 f"worker {name} cannot run attncheck: {type(versions).__name__}: {versions}; install there what is "
                 f"here: Python {platform.python_version()}, attncheck[dask] {here['attncheck']} and the frameworks"
             )
-        able = [group for group in groups if has_resources(workers[address], group.implementation.needs)]
+        able = [group for group in groups if has_resources(workers[address], group.implementation.cluster_resources)]
         wrong = describe_version_differences(_versions_needed(here, able), versions)
         if wrong:
             raise UsageError(
@@ -192,12 +194,12 @@ def _job_context(
 def _end_run(client: Client, job: JobContext | None) -> None:
     """End the rest of the run on the cluster; a cluster that does not answer is ignored."""
 
-    def end() -> None:
+    def end_tasks() -> None:
         with suppress(Exception):
             if job is not None and client.status == "running":
                 client.run(end_run, job.name, on_error="ignore")
 
-    _run_with_timeout(_END_SECONDS, end)
+    _run_with_timeout(_END_SECONDS, end_tasks)
     _run_with_timeout(_END_SECONDS, client.close)
 
 

@@ -51,7 +51,7 @@ class DaskExecutor:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self.record: Mapping[str, Any] = {"cluster": describe_cluster(cluster.workers())}
+        self.environment_record: Mapping[str, Any] = {"cluster": describe_cluster(cluster.workers())}
 
     @property
     def descriptions(self) -> Mapping[str, Mapping[str, str]]:
@@ -59,7 +59,7 @@ class DaskExecutor:
         return self._cluster.descriptions
 
     @property
-    def starting(self) -> Sequence[str]:
+    def starting_frameworks(self) -> Sequence[str]:
         """Return no name: the workers of a cluster do not report it."""
         return ()
 
@@ -70,13 +70,13 @@ class DaskExecutor:
         if not self._cluster.job.judge.implementations:
             return
         try:
-            driver.drive()
+            driver.run_plan()
         except (CancelledError, CommClosedError):
             raise lost_cluster_error(
                 self._cluster.address, "the scheduler is gone, or was asked to forget this run"
             ) from None
         finally:
-            driver.cancel()
+            driver.cancel_tasks()
 
 
 class _Driver:
@@ -93,30 +93,32 @@ class _Driver:
         self._suspects: list[QuarantinedUnit] = []
         self._done: SimpleQueue[Future] = SimpleQueue()
         self._threads = 1
-        self._looked = self._able = monotonic()
+        self._checked_at = self._able = monotonic()
 
-    def drive(self) -> None:
+    def run_plan(self) -> None:
         """Keep the cluster busy until every unit is judged."""
-        self._look()
-        while not self.recorder.is_stopped and (self._fill() or self._in_flight):
+        self._check_workers()
+        while not self.recorder.is_stopped and (self._submit_batches() or self._in_flight):
             try:
                 self._record_batch(self._done.get(timeout=SECONDS_BETWEEN_CHECKS))
             except Empty:
-                self._look()
-            if monotonic() - self._looked > SECONDS_BETWEEN_CHECKS * 5:
-                self._look()
+                self._check_workers()
+            if monotonic() - self._checked_at > SECONDS_BETWEEN_CHECKS * 5:
+                self._check_workers()
         for suspect in sorted(self._suspects, key=lambda suspect: suspect.unit.position):
             if self.recorder.is_stopped:
                 return
-            self._add(judge_suspect_unit(self.cluster, self.plan, suspect, self._look), (suspect.unit,))
+            self._record_judged_batch(
+                judge_suspect_unit(self.cluster, self.plan, suspect, self._check_workers), (suspect.unit,)
+            )
 
-    def cancel(self) -> None:
+    def cancel_tasks(self) -> None:
         """Cancel what is in flight."""
         if self._in_flight and self.cluster.client.status == "running":
             self.cluster.client.cancel(list(self._in_flight), force=True)
         self._in_flight.clear()
 
-    def _fill(self) -> bool:
+    def _submit_batches(self) -> bool:
         """Send batches until enough are in flight; tell whether any are left."""
         units = self.plan.units
         while self._next < len(units) and len(self._in_flight) < _BATCHES_PER_THREAD * self._threads:
@@ -133,7 +135,7 @@ class _Driver:
     def _record_batch(self, future: Future) -> None:
         """Record the results of a batch."""
         if future.status == "error":
-            self._fail(future)
+            self._handle_failed_batch(future)
         elif future.status == "cancelled":
             raise CancelledError
         elif (packed := fetch_result(future)) is None:  # the worker that held it is lost: it is computed again
@@ -144,9 +146,9 @@ class _Driver:
             # Batches that are worth sending, and do not take long to compute.
             fitting = len(units) / max(judged.seconds / _BATCH_SECONDS, len(packed) / _BATCH_BYTES, 1e-9)
             self._units_per_batch = min(fitting, 4 * self._units_per_batch, _MAX_UNITS)
-            self._add(judged, units)
+            self._record_judged_batch(judged, units)
 
-    def _fail(self, future: Future) -> None:
+    def _handle_failed_batch(self, future: Future) -> None:
         """Suspect the units of a batch that killed workers; raise any other error."""
         error = future.exception()
         if isinstance(error, OSError):
@@ -162,23 +164,23 @@ class _Driver:
         deaths = error.allowed_failures + 1
         self._suspects += [QuarantinedUnit(unit, deaths) for unit in self._in_flight.pop(future)]
 
-    def _add(self, judged: JudgedBatch, units: Sequence[Unit]) -> None:
+    def _record_judged_batch(self, judged: JudgedBatch, units: Sequence[Unit]) -> None:
         for name, description in judged.descriptions.items():
             self.cluster.descriptions[name] = description or self.cluster.descriptions.get(name, {})
         for result in judged.results:
-            self.recorder.add(result)
+            self.recorder.record_result(result)
         self.recorder.evaluations += sum(len(groups_serving_unit(self.cluster, unit)) for unit in units)
         self.on_progress(self.recorder.evaluations, self.total)
 
-    def _look(self) -> None:
+    def _check_workers(self) -> None:
         """Check the workers. Raises ``ClusterError`` if for too long none of them could compute the rest."""
-        self._looked = monotonic()
+        self._checked_at = monotonic()
         workers = self.cluster.workers()
         self._threads = max(1, count_threads(workers))
         missing = find_missing_resources(workers, self.cluster.groups)
         if workers and not missing:
-            self._able = self._looked
-        elif self._looked - self._able > MAX_SECONDS_WITHOUT_WORKER:
+            self._able = self._checked_at
+        elif self._checked_at - self._able > MAX_SECONDS_WITHOUT_WORKER:
             command = worker_command(self.cluster.address, missing)
             why = f"no worker is left for {MAX_SECONDS_WITHOUT_WORKER:g} s; start one with: {command}"
             raise lost_cluster_error(self.cluster.address, why)
@@ -210,7 +212,7 @@ def submit_batch(cluster: Cluster, plan: Plan, units: Sequence[Unit], number: in
             batch,
             group,
             key=f"evaluate-{cluster.job.name}-{number}-{group}",
-            resources=cluster.groups[group].implementation.needs,
+            resources=cluster.groups[group].implementation.cluster_resources,
         )
         for group in groups
     ]
@@ -241,31 +243,35 @@ class QuarantinedUnit:
     """A unit that was in flight when workers died, so many times that Dask gave up."""
 
     unit: Unit
-    deaths: int
+    worker_deaths: int
 
 
-def judge_suspect_unit(cluster: Cluster, plan: Plan, suspect: QuarantinedUnit, look: Callable[[], None]) -> JudgedBatch:
-    """Compute and judge a unit; an evaluation that kills its worker is a crash. ``look`` gives up waiting for workers.
+def judge_suspect_unit(
+    cluster: Cluster, plan: Plan, suspect: QuarantinedUnit, check_workers: Callable[[], None]
+) -> JudgedBatch:
+    """Compute and judge a unit; an evaluation that kills its worker is a crash.
+
+    ``check_workers`` raises an error if the cluster has had no usable worker for too long.
 
     Raises ``ClusterError`` if judging it kills a worker.
     """
     unit = suspect.unit
     batch, groups, answers = pack_batch(plan, [unit]), groups_serving_unit(cluster, unit), []
     for group in groups:
-        needs, answer = cluster.groups[group].implementation.needs, None
+        needs, answer = cluster.groups[group].implementation.cluster_resources, None
         for turn in range(_ATTEMPTS_ALONE):
             key = f"evaluate-{cluster.job.name}-alone-{unit.position}-{group}-{turn}"
             if answer is None:
-                somebody = _find_answering_worker(cluster, needs, look)
+                somebody = _find_answering_worker(cluster, needs, check_workers)
                 answer = _call_on_worker(somebody, cluster, key, needs, evaluate_batch, cluster.packed, batch, group)
         if answer is None:
-            times = suspect.deaths + _ATTEMPTS_ALONE
+            times = suspect.worker_deaths + _ATTEMPTS_ALONE
             reason = f"the cluster's worker died {times} times with this evaluation"
             failure = Failure("crash", f"{reason}, the last time with nothing beside it")
             answer = GroupOutcomes((failure,), {}, 0.0)
         answers.append(answer)
     key = f"judge-{cluster.job.name}-alone-{unit.position}"
-    somebody = _find_answering_worker(cluster, {}, look)
+    somebody = _find_answering_worker(cluster, {}, check_workers)
     packed = _call_on_worker(somebody, cluster, key, {}, judge_batch, cluster.packed, batch, groups, answers)
     if packed is None:
         raise lost_cluster_error(
@@ -306,7 +312,7 @@ def _call_on_worker(
         future.cancel()
 
 
-def _find_answering_worker(cluster: Cluster, needs: Mapping[str, float], look: Callable[[], None]) -> str:
+def _find_answering_worker(cluster: Cluster, needs: Mapping[str, float], check_workers: Callable[[], None]) -> str:
     """Return the address of a worker that has the needed resources and answers, once there is one.
 
     The scheduler lists a killed worker until it notices. A call on that worker would be blamed for the death.
@@ -315,5 +321,5 @@ def _find_answering_worker(cluster: Cluster, needs: Mapping[str, float], look: C
         addresses = [address for address, worker in cluster.workers().items() if has_resources(worker, needs)]
         if addresses and _call_on_worker(min(addresses), cluster, None, {}, int) is not None:
             return min(addresses)
-        look()
+        check_workers()
         sleep(_SECONDS_BETWEEN_POLLS)

@@ -37,9 +37,9 @@ _MAX_REMEMBERED_RUNS = 64
 class JobContext:
     """The context that all tasks of a run share.
 
-    ``runners`` is how many worker processes a machine may have to hold. Without ``limits_memory``, the default memory
-    limit of each machine applies. ``versions`` have to be the same on workers of each of the ``groups``, and those
-    under -1 on all workers.
+    ``max_workers_per_machine`` is how many worker processes a machine may have to hold. Without ``limits_memory``, the
+    default memory limit of each machine applies. ``versions`` have to be the same on workers of each of the ``groups``,
+    and those under -1 on all workers.
     """
 
     name: str
@@ -47,7 +47,7 @@ class JobContext:
     judge: Judge
     limits: Limits
     limits_memory: bool
-    runners: int
+    max_workers_per_machine: int
     versions: Mapping[int, Mapping[str, str]]
 
 
@@ -89,14 +89,14 @@ class _Run:
         self.ended = False
         self._folder = tempfile.TemporaryDirectory(prefix="attncheck-")
         limits = job.limits if job.limits_memory else replace(job.limits, hard_memory_limit=Limits().hard_memory_limit)
-        self._limits = divide_memory_between_workers(limits, job.runners)
+        self._limits = divide_memory_between_workers(limits, job.max_workers_per_machine)
         # What is kept for later runs lies in the cache folder of each machine.
         keeps = job.judge.store.folder is not None
         self.judge = replace(job.judge, store=user_store(job.judge.store.size)) if keeps else job.judge
         self._lock = Lock()
         self._runners: dict[int, tuple[Lock, GroupRunner[Unit]]] = {}
 
-    def runner(self, group: int) -> tuple[Lock, GroupRunner[Unit]]:
+    def runner_and_lock(self, group: int) -> tuple[Lock, GroupRunner[Unit]]:
         """Return the runner of a group, and the lock that gives it to one task at a time."""
         with self._lock:
             if group not in self._runners:
@@ -130,7 +130,7 @@ def evaluate_batch(packed_campaign: bytes, packed_batch: bytes, group: int) -> G
     """Evaluate those units of a batch that a group serves."""
     run = _get_run(packed_campaign)
     plan, dtypes = _unpack_plan(packed_batch), run.job.groups[group].dtypes
-    lock, runner = run.runner(group)
+    lock, runner = run.runner_and_lock(group)
     outcomes = []
     with lock:
         begun = perf_counter()
@@ -140,9 +140,9 @@ def evaluate_batch(packed_campaign: bytes, packed_batch: bytes, group: int) -> G
             if unit.dtype in dtypes:
                 case, problem = plan.case(unit), partial(plan.problem, unit)
                 if runner.group.runs_case(unit.dtype, in_standard=unit.in_standard):
-                    outcomes.append(runner.lack_known_beforehand(case, unit.dtype) or runner.evaluate(problem()))
+                    outcomes.append(runner.known_unsupported_outcome(case, unit.dtype) or runner.evaluate(problem()))
                 else:
-                    outcomes.append(runner.left_out(case, unit.dtype, problem))
+                    outcomes.append(runner.outcome_of_left_out_case(case, unit.dtype, problem))
         return GroupOutcomes(tuple(outcomes), runner.description, perf_counter() - begun)
 
 
@@ -241,21 +241,21 @@ def required_sources(groups: Iterable[WorkerGroup]) -> RequiredSources:
     return RequiredSources(tuple(sorted(packages)), tuple(sorted(path for path in modules if path.endswith(".py"))))
 
 
-def find_installed_versions(asked: RequiredSources) -> dict[str, str]:
+def find_installed_versions(required: RequiredSources) -> dict[str, str]:
     """Return the versions of these sources in this process."""
     versions = {_PYTHON: platform.python_version(), _SOURCE: _digest_of_code()}
-    versions |= {name: package_version(name) or ABSENT_VERSION for name in asked.packages}
+    versions |= {name: package_version(name) or ABSENT_VERSION for name in required.packages}
     return versions | {
-        path: _file_digest(Path(path)) if Path(path).is_file() else ABSENT_VERSION for path in asked.files
+        path: _file_digest(Path(path)) if Path(path).is_file() else ABSENT_VERSION for path in required.files
     }
 
 
-def describe_version_differences(expected: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
+def describe_version_differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
     """Return the differences from the expected versions in words."""
     return [
-        f"{name}: {there.get(name, ABSENT_VERSION)} there, {wanted} here"
+        f"{name}: {found.get(name, ABSENT_VERSION)} there, {wanted} here"
         for name, wanted in expected.items()
-        if there.get(name, ABSENT_VERSION) != wanted
+        if found.get(name, ABSENT_VERSION) != wanted
     ]
 
 

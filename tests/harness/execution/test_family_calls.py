@@ -465,7 +465,7 @@ def test_a_program_is_named_by_its_path_or_by_a_command(tmp_path: Path, monkeypa
     words = parse_program_command(f"{python} kernel.R")
     assert words == (shutil.which(python), "kernel.R")
     assert program_source_file(words) == script
-    assert Target.of(f"{python} kernel.R").name == "kernel"
+    assert Target.parse(f"{python} kernel.R").name == "kernel"
     with pytest.raises(UsageError, match=r"\./nothing: no file \./nothing; expected a program"):
         is_user_target("./nothing")
     for name in ("torch.sdpa", "torch.*", "all", "kernel.py:attention", "./kernel.py:attention", "a:f", "two words"):
@@ -503,8 +503,8 @@ def test_what_a_program_does_is_the_outcome_of_that_call_alone(write: Write, tmp
 @pytest.mark.parametrize(("line", "rule", "says"), TABLES["broken_rules"])
 def test_a_broken_rule_says_what_is_malformed(write: Write, line: str, rule: str, says: str) -> None:
     seconds = 4.0 if "sleep" in line else 60.0
-    wrong = (each for each in try_protocol_rules(parse_program_command(write(line)), seconds=seconds) if each.wrong)
-    assert any(each.says.startswith(rule) and says in each.wrong for each in wrong)
+    wrong = (each for each in try_protocol_rules(parse_program_command(write(line)), seconds=seconds) if each.problem)
+    assert any(each.rule.startswith(rule) and says in each.problem for each in wrong)
 
 
 @pytest.mark.parametrize("language", ["C", "C, blocked", "R"])
@@ -516,7 +516,7 @@ def test_the_examples_are_right(language: str, tmp_path: Path) -> None:
     if tool == "cc":
         command = str(tmp_path / "attention")
         subprocess.run([found, "-O2", *flags, "-o", command, PROGRAMS / "attention.c", "-lm"], check=True)
-    assert [rule for rule in try_protocol_rules(parse_program_command(command)) if rule.wrong] == []
+    assert [rule for rule in try_protocol_rules(parse_program_command(command)) if rule.problem] == []
     least = "5" if tool == "Rscript" else "10"
     assert check(command, tmp_path / "run", "attention", "--min-judged", least)[0] == 0
 

@@ -184,8 +184,8 @@ def test_the_smallest_widths_and_lengths_that_are_taken() -> None:
         ({"width_multiple": 32, "widths": (16, 64)}, {3: 64}),
     )
     for declared, widths in cases:
-        found = Requirements.of(declared)
-        assert {width: found.width(width) for width in widths} == widths
+        found = Requirements.from_declaration(declared)
+        assert {width: found.smallest_accepted_width(width) for width in widths} == widths
     of_lengths: tuple[tuple[dict[str, Any], tuple[int, int], tuple[int, int]], ...] = (
         ({}, (3, 5), (3, 5)),
         ({"query_length_multiple": 4}, (3, 5), (4, 5)),
@@ -195,10 +195,10 @@ def test_the_smallest_widths_and_lengths_that_are_taken() -> None:
         ({"query_length_multiple": 16, "key_length_multiple": 16}, (0, 0), (0, 0)),  # nothing is a whole tile
     )
     for declared, lengths, taken in of_lengths:
-        assert Requirements.of(declared).smallest_accepted_lengths(*lengths) == taken
+        assert Requirements.from_declaration(declared).smallest_accepted_lengths(*lengths) == taken
     for declared, message in TABLES["requirements"]:
         with pytest.raises(ValueError, match=f"requires: {message}"):
-            Requirements.of(declared)
+            Requirements.from_declaration(declared)
 
 
 # Calls padded to what a function requires: the same numbers, and no fault that is hidden
@@ -260,14 +260,14 @@ def outcome_of(
     called: Callable[..., Any] | None = None,
 ) -> Outcome:
     """Evaluate a problem on a function that asserts what it requires."""
-    padding = padding_of(problem, requires, function_parameters(function).accepted(PADDING_KEYWORDS))
+    padding = padding_of(problem, requires, function_parameters(function).accepted_names(PADDING_KEYWORDS))
     if isinstance(padding, Failure):
         return padding
     backend: Any = wrap_target(restricted(called or function, requires), problem.operation, BACKENDS["numpy"])
     return (
         evaluate_on_backend(backend, problem)
         if padding is None
-        else padding.cut(evaluate_on_backend(backend, padding.problem))
+        else padding.strip_padding(evaluate_on_backend(backend, padding.problem))
     )
 
 
@@ -412,7 +412,7 @@ def test_columns_of_zeros_meet_no_other_number_and_numbers_keep_their_dtype() ->
     kind = ml_dtypes.bfloat16
     found = padded(Problem("attention", {}, {name: array.astype(kind) for name, array in inputs().items()}), TILES)
     assert {array.dtype for name, array in found.problem.inputs.items() if name != "key_lengths"} == {np.dtype(kind)}
-    cut = found.cut(Computed({"output": np.zeros((2, 2, 4, 8), dtype=kind)}))
+    cut = found.strip_padding(Computed({"output": np.zeros((2, 2, 4, 8), dtype=kind)}))
     assert isinstance(cut, Computed)
     assert (cut.stages["output"].shape, cut.stages["output"].dtype) == ((2, 2, 3, 3), kind)
 
@@ -424,7 +424,7 @@ def test_scores_are_padded_and_cut_whatever_their_inputs_hold() -> None:
     arrays = {"query": np.full((1, 1, 3, 5), np.nan), "key": np.ones((1, 1, 6, 5))}
     found = padded(Problem("scoring", {}, arrays), TILES)
     assert found.problem.options == {"scale": 1 / np.sqrt(5)}
-    cut = found.cut(Computed({"scores": np.arange(32.0).reshape(1, 1, 4, 8)}))
+    cut = found.strip_padding(Computed({"scores": np.arange(32.0).reshape(1, 1, 4, 8)}))
     assert isinstance(cut, Computed)
     np.testing.assert_array_equal(cut.stages["scores"][0, 0], np.arange(32.0).reshape(4, 8)[:3, :6])
 
@@ -438,7 +438,8 @@ def test_heads_side_by_side_are_padded_one_by_one() -> None:
     np.testing.assert_array_equal(weight[..., :5], arrays["query_weight"].reshape(7, 2, 5))
     assert not weight[..., 5:].any()
     assert_same(
-        found.cut(evaluate_on_backend(numpy_backend, found.problem)), evaluate_on_backend(numpy_backend, problem)
+        found.strip_padding(evaluate_on_backend(numpy_backend, found.problem)),
+        evaluate_on_backend(numpy_backend, problem),
     )
 
 

@@ -138,7 +138,7 @@ def test_what_is_no_right_result_at_all_is_wrong_too(bench: Bench) -> None:
         if said:
             ends_with(1, bench.reproduce(bench.case("attention", ATTENTION), path), said)
         if in_few_lines:
-            entry = make_user_entry(Target.of(f"{path}:attention"), {}, None)
+            entry = make_user_entry(Target.parse(f"{path}:attention"), {}, None)
             kernel = Implementation(entry, next(iter(entry.all_modes)))
             text = shortly(bench.case("attention", TABLES["fields"]), kernel, "float32")
             ends_with(1, bench.run(text or ""), in_few_lines)
@@ -284,10 +284,12 @@ def test_a_script_is_short_whatever_signature_and_padding(bench: Bench, monkeypa
     case = bench.case("attention", CALLED)
     for name, differs in TABLES["short"].items():
         if differs is not None:
-            row = Library(name, call=f"called:Attend().{name}", family="keras", differs=differs, **arrays)
+            row = Library(
+                name, function_path=f"called:Attend().{name}", family="keras", family_changes=differs, **arrays
+            )
             entry: Any = BackendEntry("called", "", ("numpy",), modes=(row,), default_mode=name)
         else:
-            target = Target.of(f"{path}:{name}")
+            target = Target.parse(f"{path}:{name}")
             entry = make_user_entry(target, read_target_declarations(load_target(target), name), None)
         kernel = Implementation(entry, name)
         with Engine() as engine:
