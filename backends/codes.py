@@ -41,13 +41,13 @@ def make_dequantize(
     ``stack(arrays, axis)`` and ``repeat(array, count, axis)`` are NumPy's.
     """
 
-    def spread(blocks: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def expand_blocks(blocks: Tensor, shape: tuple[int, ...]) -> Tensor:
         for axis, length in enumerate(shape):
             if blocks.shape[axis] not in (1, length):
                 blocks = repeat(blocks, length // blocks.shape[axis], axis)
         return blocks
 
-    def in_rows(scales: Tensor, swizzle: str | None, rows: int, columns: int) -> Tensor:
+    def unswizzle(scales: Tensor, swizzle: str | None, rows: int, columns: int) -> Tensor:
         outer, (height, width) = scales.shape[:-2], scales.shape[-2:]
         if swizzle == "4x4":
             tiles = scales.reshape(*outer, height // 4, 4, width // 4, 4)
@@ -75,11 +75,11 @@ def make_dequantize(
         is_small = stored.bits < 8
         values = look_up(code_values(stored.elements), codes, scale.dtype) if is_small else cast(codes, scale.dtype)
         if zero is not None:
-            values = values - spread(cast(zero, scale.dtype), values.shape)
+            values = values - expand_blocks(cast(zero, scale.dtype), values.shape)
         if block_scale is not None:
             groups = values.shape[-1] // (stored.group or values.shape[-1])
-            block_scale = in_rows(block_scale, swizzle, values.shape[-2], groups)
-            values = values * spread(cast(block_scale, scale.dtype), values.shape)
+            block_scale = unswizzle(block_scale, swizzle, values.shape[-2], groups)
+            values = values * expand_blocks(cast(block_scale, scale.dtype), values.shape)
         return values * scale[..., None]
 
     return dequantize

@@ -50,7 +50,7 @@ class ArrayFunctions:
 
     ``arange(length, like)`` gives positions where another array lies, ``take(rows, at)`` those of the first axis,
     ``norm`` the length of each vector, whose axis stays. ``transposed_product(a, b)`` is a @ b^T, ``linear(a, matrix)``
-    the product of each vector with one matrix or vector. ``whole`` takes integers to what ``arange`` gives.
+    the product of each vector with one matrix or vector. ``to_index_dtype`` takes integers to what ``arange`` gives.
     """
 
     arange: Callable[[int, Tensor], Tensor]
@@ -67,7 +67,7 @@ class ArrayFunctions:
     tanh: Callable[[Tensor], Tensor]
     transposed_product: Callable[[Tensor, Tensor], Tensor]
     where: Callable[..., Tensor]
-    whole: Callable[[Tensor], Tensor] = lambda integers: integers
+    to_index_dtype: Callable[[Tensor], Tensor] = lambda integers: integers
 
 
 # Scores and masks.
@@ -161,10 +161,10 @@ def allowed_keys(
     queries, keys = (arrays.arange(length, scores) for length in scores.shape[-2:])
     behind = keys - queries[:, None]
     if query_offsets is not None:
-        behind = behind - arrays.whole(query_offsets)[:, None, None, None]  # (B, 1, Lq, T)
+        behind = behind - arrays.to_index_dtype(query_offsets)[:, None, None, None]  # (B, 1, Lq, T)
     rules = [*([] if mask is None else [mask]), *causal_and_window_conditions(behind, is_causal, window)]
     if key_lengths is not None:
-        rules.append(keys < arrays.whole(key_lengths)[:, None, None, None])  # (B, 1, 1, T)
+        rules.append(keys < arrays.to_index_dtype(key_lengths)[:, None, None, None])  # (B, 1, 1, T)
     return reduce(and_, rules) if rules else None
 
 
@@ -245,7 +245,9 @@ def make_attention(
             cos, sin = rotary_cos[past:], rotary_sin[past:]
             key = rotate(arrays, key, cos, sin, rotary_interleaved)
             if query_offsets is not None:
-                rows = arrays.whole(query_offsets)[:, None, None] + arrays.arange(query.shape[-2], query)  # (B, 1, Lq)
+                rows = arrays.to_index_dtype(query_offsets)[:, None, None] + arrays.arange(
+                    query.shape[-2], query
+                )  # (B, 1, Lq)
                 cos, sin = arrays.take(rotary_cos, rows), arrays.take(rotary_sin, rows)
             query = stages["rotated_query"] = rotate(arrays, query, cos, sin, rotary_interleaved)
         if past_key is not None and past_value is not None:
@@ -366,11 +368,11 @@ def make_packed_attention(
     ) -> Stages:
         """Attend under one mask for all sequences."""
         edges = options.pop("is_causal", False), options.pop("window", None)
-        limits = [arrays.whole(cu_seqlens) for cu_seqlens in (cu_seqlens_q, cu_seqlens_k)]
+        limits = [arrays.to_index_dtype(cu_seqlens) for cu_seqlens in (cu_seqlens_q, cu_seqlens_k)]
         positions = [arrays.arange(tensor.shape[2], tensor) for tensor in (query, key)]
         queries, keys = (searchsorted(*pair, side="right") - 1 for pair in zip(limits, positions, strict=True))
         lengths = [limit[1:] - limit[:-1] for limit in limits]
-        used = lengths[1] if key_lengths is None else arrays.whole(key_lengths)
+        used = lengths[1] if key_lengths is None else arrays.to_index_dtype(key_lengths)
         key_positions = positions[1] - arrays.take(limits[1], keys)
         behind_last = arrays.take(used - lengths[0], queries)
         query_positions = positions[0] - arrays.take(limits[0], queries) + behind_last
@@ -403,7 +405,7 @@ def make_paged_attention(
         # Entries of the table after the last used page may be no pages.
         pages = clip(block_table, 0, key_pages.shape[0] - 1)
         key, value = (_join_pages(arrays, arrays.take(cache, pages)) for cache in (key_pages, value_pages))
-        used, positions = arrays.whole(key_lengths)[:, None], arrays.arange(key.shape[2], key)
+        used, positions = arrays.to_index_dtype(key_lengths)[:, None], arrays.arange(key.shape[2], key)
         is_used = positions < used  # (B, T)
         # A weight of 0 times NaN is NaN.
         key, value = (arrays.where(is_used[:, None, :, None], tensor, 0) for tensor in (key, value))

@@ -266,7 +266,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def show_keywords_of(group: Any) -> Callable[[Function], Function]:
     """Add all keywords of a group to a function's signature, because attncheck reads capabilities from signatures."""
 
-    def shown(function: Function) -> Function:
+    def add_signature(function: Function) -> Function:
         *positional, _ = inspect.signature(function).parameters.values()
         texts = group.__annotations__
         keywords = (
@@ -277,13 +277,13 @@ def show_keywords_of(group: Any) -> Callable[[Function], Function]:
         function.__signature__ = inspect.Signature([*positional, *keywords])  # type: ignore[attr-defined]
         return function
 
-    return shown
+    return add_signature
 
 
 def pass_as_options(*names: str) -> Callable[[Callable[..., Stages]], Callable[..., Stages]]:
     """Pass the keywords of these names as the function's last parameter, and show them in its signature."""
 
-    def taken(function: Callable[..., Stages]) -> Callable[..., Stages]:
+    def wrap(function: Callable[..., Stages]) -> Callable[..., Stages]:
         *positional, options = inspect.signature(function).parameters.values()
         kind = inspect.Parameter.KEYWORD_ONLY
         keywords = [inspect.Parameter(name, kind, default=DEFAULTS[name]) for name in DEFAULTS if name in names]
@@ -296,7 +296,7 @@ def pass_as_options(*names: str) -> Callable[[Callable[..., Stages]], Callable[.
         call.__signature__ = inspect.Signature([*positional, *keywords])  # type: ignore[attr-defined]
         return call
 
-    return taken
+    return wrap
 
 
 def _text(annotation: Any) -> Any:

@@ -50,7 +50,7 @@ class OnnxNode:
     domain: str = ""
 
     @property
-    def returned(self) -> list[str]:
+    def returned_outputs(self) -> list[str]:
         """Return the names of the outputs that are not omitted."""
         return list(filter(None, self.outputs))
 
@@ -63,7 +63,8 @@ def make_model(node: OnnxNode) -> onnx.ModelProto:
     operator_node = helper.make_node(node.operator, names, node.outputs, domain=node.domain, **dict(node.attributes))
     inputs = [helper.make_tensor_value_info(name, ONNX_TYPES[dtype], None) for name, dtype in dtypes.items()]
     outputs = [
-        helper.make_tensor_value_info(name, ONNX_TYPES[next(iter(dtypes.values()))], None) for name in node.returned
+        helper.make_tensor_value_info(name, ONNX_TYPES[next(iter(dtypes.values()))], None)
+        for name in node.returned_outputs
     ]
     graph = helper.make_graph([operator_node], node.operator, inputs, outputs)
     opsets = [helper.make_opsetid("", node.opset), *([helper.make_opsetid(node.domain, 1)] if node.domain else [])]
@@ -228,7 +229,7 @@ def _describe_numpy() -> dict[str, str]:
 def _evaluate_in_numpy(node: OnnxNode, inputs: Mapping[str, Array]) -> list[Array]:
     from onnx.reference import ReferenceEvaluator  # imported here, because writing files does not need it
 
-    outputs: list[Array] = ReferenceEvaluator(make_model(node)).run(node.returned, dict(inputs))
+    outputs: list[Array] = ReferenceEvaluator(make_model(node)).run(node.returned_outputs, dict(inputs))
     return outputs
 
 

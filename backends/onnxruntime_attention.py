@@ -66,7 +66,7 @@ def _session(node: OnnxNode, threads: int) -> onnxruntime.InferenceSession:
 
 
 def _evaluate(node: OnnxNode, inputs: Mapping[str, Array]) -> list[Array]:
-    outputs: list[Array] = _session(node, _threads["number"]).run(node.returned, dict(inputs))
+    outputs: list[Array] = _session(node, _threads["number"]).run(node.returned_outputs, dict(inputs))
     return outputs
 
 

@@ -456,8 +456,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "failed_stays_failed",
         "harness/results/last_failed.py",
-        "        if self.earlier:\n            for row in rows:\n",
-        "        if self.earlier:\n            for row in failed_evaluations(rows) and rows:\n",
+        "        if self.earlier_failures:\n            for row in rows:\n",
+        "        if self.earlier_failures:\n            for row in failed_evaluations(rows) and rows:\n",
         "what agrees now is still listed as failed",
         "harness/results/test_failed.py",
     ),

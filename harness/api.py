@@ -194,7 +194,7 @@ def _run_check(
         names = [item.name for item in chosen.implementations]
         narrowed = select_failed(selection.cases, options.dtypes, names, options.output)
         if narrowed.cases:
-            selection, only = replace(selection, cases=narrowed.cases), narrowed.only
+            selection, only = replace(selection, cases=narrowed.cases), narrowed.failed_units
     settings = Settings.of(options, chosen, selection.tags, only, store)
     settings = replace(settings, command=sys.orig_argv, complete=False, keeps_results=keeps_results)
     summary = run_cases(selection.cases, chosen, settings)
@@ -314,6 +314,6 @@ def _select_implementation(
 ) -> ImplementationSelection:
     if isinstance(function, str | os.PathLike):
         target = [os.fspath(function)]
-        return select_implementations(None, target, limits=limits, **called.called)
-    implementation = implementation_of_callable(function, name=name, **called.called)
+        return select_implementations(None, target, limits=limits, **called.as_keywords)
+    implementation = implementation_of_callable(function, name=name, **called.as_keywords)
     return ImplementationSelection((implementation,), requested_by_name=(implementation.name,))

@@ -120,7 +120,7 @@ class Settings(RecordedOptions):
         store: Store,
     ) -> Settings:
         """Return how these implementations are run as the options say. Raises ``CaseError`` for a list of failures."""
-        picked = options.picked | {"failed": [str(options.output)] if only is not None else []}
+        picked = options.case_selection | {"failed": [str(options.output)] if only is not None else []}
         complete = not any(picked.values())
         recorded = {field.name: getattr(options, field.name) for field in fields(RecordedOptions)}
         recorded |= {"tiles": tiles_to_run(options), "max_failures": 1 if options.exitfirst else options.max_failures}
@@ -208,11 +208,11 @@ def run_cases(
     if not settings.all_cases and (standard := _names_with_standard_cases(chosen)):
         from attncheck.planning.plan import choose_standard_units
 
-        with settings.times.of("choosing standard cases"):
+        with settings.times.measure("choosing standard cases"):
             plan = choose_standard_units(plan)
         if count := plan.standard_cases:
             on_plan(_plan_sentence(cases, chosen, standard, count))
-    watch = FailureLimit(FailedRecord.start(settings.output, settings.only), settings.max_failures, on_failure)
+    watch = FailureLimit(FailedRecord.from_folder(settings.output, settings.only), settings.max_failures, on_failure)
     groups = [
         group
         for implementation in chosen.implementations
@@ -251,19 +251,25 @@ class _CaseRun:
             again = {"untried": settings.limits.keep_going, "left_out": settings.all_cases}
             resumed = read_resume_state(settings.output, environment, records, **again)
         writer = ResultsWriter(settings.output, resume=not resumed.is_empty)
-        environment |= {**resumed.names, "backends": resumed.backends}
+        environment |= {**resumed.kept_environment, "backends": resumed.backend_descriptions}
         writer.write_json("environment.json", environment)
         writer.write_cases(records())
         writer.write_json(FAILED_FILE, watch.record.as_record())
-        recorder = ResultRecorder(writer, ExpectedFailureRecord(self.judge.expected_failures), on_judged=watch.see)
+        recorder = ResultRecorder(
+            writer, ExpectedFailureRecord(self.judge.expected_failures), on_judged=watch.record_rows
+        )
         for rows in resumed.rows():
             recorder.restore_rows(rows)
-            watch.record.note(rows)
+            watch.record.record(rows)
 
         def describe_backends() -> None:
             # What was not needed any more has said it earlier.
-            said = {name: text for name, text in means.descriptions.items() if text or name not in resumed.backends}
-            if (backends := {**resumed.backends, **said}) != environment["backends"]:
+            said = {
+                name: text
+                for name, text in means.descriptions.items()
+                if text or name not in resumed.backend_descriptions
+            }
+            if (backends := {**resumed.backend_descriptions, **said}) != environment["backends"]:
                 environment["backends"] = backends
                 writer.write_json("environment.json", environment)
 
@@ -274,10 +280,10 @@ class _CaseRun:
             self.on_progress(done, total)
 
         try:
-            finished = resumed.finished
+            finished = resumed.finished_units
             means.compute_and_judge(plan.without(finished), recorder, report_progress)
             recorder.evaluations += sum(dtype in group.dtypes for _, dtype in finished for group in self.groups)
-            stopped = watch.stop(((plan.case(unit).id, unit.dtype) for unit in plan), finished)
+            stopped = watch.early_stop(((plan.case(unit).id, unit.dtype) for unit in plan), finished)
             if settings.complete and stopped is None:
                 messages = {row.message for row in recorder.failures}
                 in_part = set() if settings.all_cases else _names_with_standard_cases(self.chosen)
@@ -291,10 +297,12 @@ class _CaseRun:
             writer.write_json(FAILED_FILE, watch.record.as_record())
             describe_backends()
         failing = self._diagnose_failures(recorder)
-        if advice := self._advice(recorder, failing, RequestedRun.of(environment, len(plan.cases), stopped)):
+        if advice := self._advice(
+            recorder, failing, RequestedRun.from_environment(environment, len(plan.cases), stopped)
+        ):
             environment["asked"] |= advice
             writer.write_json("environment.json", environment)
-        asked = RequestedRun.of(environment, len(plan.cases), stopped)
+        asked = RequestedRun.from_environment(environment, len(plan.cases), stopped)
         summary = summarise(self.chosen, recorder, failing, asked)
         names = [item.name for item in self.chosen.implementations]
         writer.write_json("summary.json", {**summary.record, "implementations": names, "faults": 0})

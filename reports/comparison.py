@@ -262,7 +262,7 @@ def publish_comparison(frames: Frames, directory: Path) -> Path:
         VERSIONS: rows_to_csv(("implementation", "version", "python", "attncheck"), versions),
         README: render_comparison_readme(frames),
     }
-    with OutputError.where(directory):
+    with OutputError.convert_os_errors(directory):
         if directory.is_dir() and any(directory.iterdir()) and not (directory / VERDICTS).is_file():
             raise OutputError(
                 f"{directory} is not empty and contains no published comparison; name another folder with --published"

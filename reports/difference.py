@@ -439,7 +439,7 @@ def write_difference(difference: Difference, directory: Path) -> Path:
 
     The same results give the same bytes. Raises ``OutputError`` if the folder cannot be written.
     """
-    with OutputError.where(directory):
+    with OutputError.convert_os_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for name, frame in difference.tables().items():
             write_csv(frame, directory / f"diff_{name}.csv")

@@ -103,6 +103,6 @@ def rerun_commands(frames: Frames, cell: Mapping[str, Any], names: Sequence[str]
 
     There are none if no command line can name the implementation, because it was passed as an object.
     """
-    words = command_words_of(cell["implementation"], frames.again.get(cell["environment"], {}))
+    words = command_words_of(cell["implementation"], frames.command_words.get(cell["environment"], {}))
     case = frames.cases[cell["case"]]
     return tuple(case_command(name, case, words, cell["dtype"]) for name in names) if words else ()

@@ -52,7 +52,7 @@ class CallMeaning:
     is ``constant``, and all others may be anything.
     """
 
-    words: str
+    text: str
     problem: Problem | None = None
     factor: float = 1.0
     constant: float = 0.0
@@ -91,7 +91,7 @@ class ConventionQuestion:
     @property
     def expected(self) -> str:
         """The meaning in attncheck's cases; empty if no case has this call, or none judges its result."""
-        return self.meanings[0].words if self.is_in_cases else ""
+        return self.meanings[0].text if self.is_in_cases else ""
 
 
 def _random_normal(seed: int, *shape: int) -> Array:
@@ -478,7 +478,7 @@ def _match_outcome(
     if array is None:
         return MeasuredConvention(question, "unsupported", f"it does not return {question.stage}")
     compared = array, dtype, rounding_model
-    matching = [meaning.words for meaning in question.meanings if matches_meaning(question, meaning, *compared)]
+    matching = [meaning.text for meaning in question.meanings if matches_meaning(question, meaning, *compared)]
     if len(matching) == 1:
         return MeasuredConvention(question, "measured", matching[0])
     if matching:
@@ -486,7 +486,7 @@ def _match_outcome(
     nearest = _nearest_meaning(question, array, dtype)
     if nearest is None:
         return MeasuredConvention(question, "open", f"something else: {_describe_result(question, array)}")
-    return MeasuredConvention(question, "measured", nearest.words, is_exact=False)
+    return MeasuredConvention(question, "measured", nearest.text, is_exact=False)
 
 
 def _nearest_meaning(question: ConventionQuestion, array: Array, dtype: str) -> CallMeaning | None:

@@ -168,7 +168,7 @@ def vectors(
 
     models = split_names(rounding_model) or list(DEFAULT_MODELS)
     exported = export_vectors(selection.cases, dtypes, models, folder, store)
-    fields = {"folder": str(folder), "written": exported.written, "left_out": dict(exported.left_out)}
+    fields = {"folder": str(folder), "written": exported.written_count, "left_out": dict(exported.omitted_by_reason)}
     lines = list(describe_export(exported))
     document = make_document("vectors export", ExitCode.AGREE, "; ".join(lines), **fields)
     print_and_exit(document, [*lines, f"Vectors: {folder}"], as_json=as_json, quiet=quiet)

@@ -105,7 +105,7 @@ def search(
 
     if operation is not None and operation not in OPERATIONS:
         raise UsageError(f"--operation: unknown {operation!r}; {suggest_names(operation, OPERATIONS)}")
-    chosen = find_implementation(implementation, **function.called)
+    chosen = find_implementation(implementation, **function.as_keywords)
     limits = allowed.limits(keep_going=True)
     folder = SearchFolder.of(output or Path("results/search") / chosen.name, chosen.name, implementation_path(chosen))
     seconds = 60 * minutes if problems is None else math.inf
@@ -209,7 +209,7 @@ def design(
     from attncheck.planning.designing import DesignRequest, write_design
     from attncheck.settings.commands import shell_command
 
-    chosen = find_implementation(implementation, **function.called)
+    chosen = find_implementation(implementation, **function.as_keywords)
     request = DesignRequest(chosen, strength, _parse_widths(split_names(widths)), tile)
     path, cases, factors = write_design(request, output)
     answer = f"{path}: {cases} cases, in which every {strength} of {factors} factors meet"
@@ -258,7 +258,7 @@ def reduce(
 
     chosen_case, _ = select_one(case)
     chosen_dtype = choose_dtype(chosen_case, dtype)
-    chosen = find_implementation(implementation, **function.called)
+    chosen = find_implementation(implementation, **function.as_keywords)
     limits = allowed.limits(keep_going=True)
     reduced = reduce_case(chosen_case, chosen, chosen_dtype, limits)
     if reduced.answer.is_unsupported:
@@ -378,7 +378,7 @@ def _select_implementations(names: list[str], function: FunctionOptions, limits:
     """Choose implementations, and print which of them are not installed."""
     from attncheck.execution.implementation_selection import select_implementations
 
-    chosen = select_implementations(None, names, limits=limits, **function.called)
+    chosen = select_implementations(None, names, limits=limits, **function.as_keywords)
     for missing in chosen.missing:
         typer.echo(f"attncheck: {missing} is not installed", err=True)
     return chosen
@@ -469,7 +469,7 @@ def accuracy(
     limits, store = allowed.limits(), open_store(cache=True, size=DEFAULT_CACHE_SIZE)
     selection = select_configured_cases(RunOptions(cases=tuple(cases or ()), dtypes=dtypes), store)
     print_case_faults(selection)
-    chosen = with_added_dtypes(find_implementation(implementation, **function.called), dtypes)
+    chosen = with_added_dtypes(find_implementation(implementation, **function.as_keywords), dtypes)
     measurements = [
         measure_accuracy(chosen, selection.cases if cases else small_cases(selection.cases), dtype, limits, store)
         for dtype in _choose_dtypes(tuple(chosen.mode_declarations.classes), dtypes, chosen.name)

@@ -54,7 +54,7 @@ class _LossyStream(io.FileIO):
             self.is_lost = True
             if isinstance(error, BrokenPipeError) or not self._must_succeed:
                 return size
-            raise StandardOutputError.of("the standard output", error) from None
+            raise StandardOutputError.from_os_error("the standard output", error) from None
 
 
 def open_closed_streams() -> None:

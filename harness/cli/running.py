@@ -49,7 +49,7 @@ _PROGRESS_DELAY = 0.6
 
 def run_request(
     request: RunRequest,
-    on_failure: Callable[[ProgressWatcher, FailedEvaluation], None] = lambda progress, failed: progress.fail(
+    on_failure: Callable[[ProgressWatcher, FailedEvaluation], None] = lambda progress, failed: progress.report_failure(
         str(failed)
     ),
 ) -> RunSummary:
@@ -108,7 +108,7 @@ def _run_with_workers(
 
     options, store = request.options, request.options.store
     patterns = (options.backends or None, options.implementations)
-    chosen = select_implementations(*patterns, limits=options.worker_limits, described=described, **options.called)
+    chosen = select_implementations(*patterns, limits=options.worker_limits, described=described, **options.as_keywords)
 
     from attncheck.attention.exact_array import ARITHMETIC_COUNTS
     from attncheck.common.progress import show_progress
@@ -123,12 +123,12 @@ def _run_with_workers(
     loading = sum(isinstance(item.entry, UserImplementation) for item in chosen.implementations)  # each in a process
     to_judge = 0 if options.cluster is not None else max(0, available_processors() - loading)
     first = partial(_start_judging, "reading the bundled cases", to_judge)
-    with request.times.of("reading cases"), _call_if_slow(first if is_long else lambda: None):
+    with request.times.measure("reading cases"), _call_if_slow(first if is_long else lambda: None):
         selection = select_configured_cases(options, store)
     if selection.faults:  # such as one id in two files; the last results stay as they are
         raise CaseError(list(selection.faults))
     narrowed = _select_cases(request, chosen, selection)
-    settings = Settings.of(options, chosen, selection.tags, narrowed.only, store)
+    settings = Settings.of(options, chosen, selection.tags, narrowed.failed_units, store)
     settings = replace(settings, command=["attncheck", *_without_cluster(sys.argv[1:])], times=request.times)
     # while the first worker imports its framework
     Thread(target=_import_modules, args=[_modules_to_show(report=options.report)]).start()
@@ -141,7 +141,7 @@ def _run_with_workers(
                 progress.update,
                 lambda failed: on_failure(progress, failed),
                 described=described,
-                on_begin=progress.begin,
+                on_begin=progress.set_starting_frameworks,
                 on_plan=lambda words: None if options.quiet else typer.echo(f"attncheck: {words}", err=True),
             )
             if options.properties:
@@ -155,7 +155,7 @@ def _run_with_workers(
             write_scripts(narrowed.cases, chosen.implementations, summary.failures, options.output, settings.limits)
         if options.verbose:
             words, balls = (
-                f"{(store.counts + ARITHMETIC_COUNTS)[kind]:,} in {kind}" for kind in ("double words", "balls")
+                f"{(store.event_counts + ARITHMETIC_COUNTS)[kind]:,} in {kind}" for kind in ("double words", "balls")
             )
             typer.echo(f"attncheck: cache: {store.summary}", err=True)
             typer.echo(f"attncheck: exact answers: {words}, {balls}", err=True)
@@ -226,10 +226,10 @@ def _select_cases(request: RunRequest, chosen: ImplementationSelection, selectio
         narrowed = select_failed(selection.cases, options.dtypes, names, options.output, resume=options.resume)
     elif options.failed_first:
         narrowed = order_failed_first(selection.cases, options.dtypes, names, options.output)
-    if narrowed.only is not None and not narrowed.only:
-        raise NothingToRerun(narrowed.note)
+    if narrowed.failed_units is not None and not narrowed.failed_units:
+        raise NothingToRerun(narrowed.description)
     if not (options.quiet or request.is_announced):
-        for hint in filter(None, (*chosen.hints, note_on_large_tiles(tiles_to_run(options)), narrowed.note)):
+        for hint in filter(None, (*chosen.hints, note_on_large_tiles(tiles_to_run(options)), narrowed.description)):
             typer.echo(f"attncheck: {hint}", err=True)
     return narrowed
 
@@ -292,7 +292,7 @@ def _report_and_show(
     from attncheck.results.format import REPORT_FOLDER
 
     options = request.options
-    with request.times.of("report"):
+    with request.times.measure("report"):
         frames = read_frames_of_runs([options.output])
         path = write_frames(frames, options.output / REPORT_FOLDER) if options.report else None
     place = ReportLocation(options.output, path)

@@ -160,7 +160,7 @@ class DocumentLayout:
     shape: tuple[int, ...]
     is_transposed: bool = False
 
-    def index_of(self, index: Sequence[int]) -> tuple[int, ...]:
+    def document_index(self, index: Sequence[int]) -> tuple[int, ...]:
         """Return an element's index as the document counts it.
 
         Example:
@@ -204,7 +204,7 @@ def format_element(index: Sequence[int] | str, name: str = "", layout: DocumentL
         ('output[0, 2, 8]', '[0, 2, 8]', 'sum')
     """
     place = parse_index(index) if isinstance(index, str) else tuple(index)
-    place = place if layout is None else layout.index_of(place)
+    place = place if layout is None else layout.document_index(place)
     return f"{name}[{', '.join(map(str, place))}]" if place or not name else name
 
 

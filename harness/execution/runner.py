@@ -163,13 +163,13 @@ class WorkerLog:
         try:
             self.path.open("ab").close()
         except OSError as error:
-            raise OutputError.of(self.path, error) from None
+            raise OutputError.from_os_error(self.path, error) from None
 
     def require_space(self) -> None:
         """Raise ``OutputError`` if the disk is full: of what cannot print then, that is the reason and no other."""
         with suppress(OSError):
             if shutil.disk_usage(self.path.parent).free < _MIN_FREE_BYTES:
-                raise OutputError.of(self.path, OSError(errno.ENOSPC, ""))
+                raise OutputError.from_os_error(self.path, OSError(errno.ENOSPC, ""))
 
     def _size_in_bytes(self) -> int:
         try:
@@ -370,7 +370,7 @@ class GroupRunner(Generic[Key]):
         process = self._slot.process
         answered = process.answered if process is not None else 0.0
         seconds = (answered if answered > begun else perf_counter()) - begun
-        self.times.add("all", seconds)
+        self.times.add_seconds("all", seconds)
         return replace(outcome, seconds=seconds)
 
     @contextmanager
@@ -453,7 +453,7 @@ class GroupRunner(Generic[Key]):
         answer = self._call_in_worker(seconds, evaluate_and_measure, name, problem, str(self._log.path))
         if isinstance(answer, Failure):
             return answer
-        self.times.add("compiling", answer.compilation_seconds)
+        self.times.add_seconds("compiling", answer.compilation_seconds)
         if isinstance(answer.outcome, Failure):
             self._log.require_space()
         self._close_unless_reusable(answer)
@@ -468,7 +468,7 @@ class GroupRunner(Generic[Key]):
             self._slot.process = self._described.take_worker(entry, self._limits.threads)
         self.is_starting = True
         try:
-            with self.times.of("importing"):
+            with self.times.measure("importing"):
                 answer = self._call_in_worker(self._limits.start_seconds, start_implementation, *what)
         finally:
             self.is_starting = False

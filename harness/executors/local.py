@@ -73,7 +73,7 @@ class JudgingProcesses:
     ) -> None:
         """``max_alive`` returns how many may be alive now, if that changes."""
         self._judge, self._cases = judge, cases
-        during = partial((ActivityTimes() if times is None else times).of, "judging")
+        during = partial((ActivityTimes() if times is None else times).measure, "judging")
         self._processes = WorkerProcesses(
             _remember_judge, judge, cases, processes=processes, call_context=during, max_alive=max_alive
         )
@@ -119,7 +119,7 @@ def _judge_unit(
 ) -> tuple[UnitResult, Counter[str]]:
     """Called in a judging process for each unit."""
     assert _judge is not None
-    counts = _judge.store.counts
+    counts = _judge.store.event_counts
     counts.clear()
     ARITHMETIC_COUNTS.clear()
     return _judge.judge(_cases[case], dtype, inputs, outcomes, remembered), counts + ARITHMETIC_COUNTS
@@ -227,8 +227,8 @@ class LocalExecutor:
             parts = {what: seconds.get(what, 0.0) for what in ("importing", "compiling")}
             name = runner.group.implementation.name
             for what, taken in parts.items():
-                self._times.add(f"{what} {name}", taken)
-            self._times.add(f"computing {name}", seconds.get("all", 0.0) - sum(parts.values()))
+                self._times.add_seconds(f"{what} {name}", taken)
+            self._times.add_seconds(f"computing {name}", seconds.get("all", 0.0) - sum(parts.values()))
 
 
 class _RunnerThreads:
@@ -364,9 +364,9 @@ class _JudgingQueue:
         ) is not None:  # before any inputs are drawn
             self._write_result(result)
             return
-        with self._times.of("drawing inputs"):
+        with self._times.measure("drawing inputs"):
             question = case, unit.dtype, self._plan.inputs(unit), outcomes
-        with self._times.of("looking up"):
+        with self._times.measure("looking up"):
             remembered = self._judge.remembered(*question)
         if remembered is not None and remembered.result is not None:
             self._write_result(remembered.result)
@@ -392,7 +392,7 @@ class _JudgingQueue:
     def _judge_in_this_process(
         self, question: tuple[Case, str, RoundedInputs, Mapping[str, Outcome]], remembered: StoredUnit | None
     ) -> None:
-        with self._times.of("judging"):
+        with self._times.measure("judging"):
             result = self._judge.judge(*question, remembered)
         self._write_result(result)
 
@@ -422,11 +422,11 @@ class _JudgingQueue:
         future = self._done.get()
         self._waiting.discard(future)
         result, counts = future.result()
-        self._judge.store.counts.update(counts)
+        self._judge.store.event_counts.update(counts)
         self._write_result(result)
 
     def _write_result(self, result: UnitResult) -> None:
-        with self._times.of("writing"):
+        with self._times.measure("writing"):
             self._recorder.record_result(result)
 
 

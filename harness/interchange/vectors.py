@@ -65,7 +65,7 @@ class VectorsWriter:
     @contextmanager
     def open(cls, folder: Path) -> Iterator[VectorsWriter]:
         """Yield a writer, and write its files at the end. Raises ``OutputError`` if they cannot be written."""
-        with OutputError.where(folder):
+        with OutputError.convert_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder) as arrays:
                 writer = cls(folder, arrays)
@@ -146,8 +146,8 @@ DEFAULT_MODELS = ("native", "eager", "fused")
 class ExportedVectors:
     """The number of written cases, each in a dtype, and of omitted ones by reason."""
 
-    written: int
-    left_out: dict[str, int]
+    written_count: int
+    omitted_by_reason: dict[str, int]
 
 
 def export_vectors(
@@ -238,8 +238,8 @@ def max_allowed_errors(reference: StageReference) -> NDArray[np.float64]:
 
 def describe_export(exported: ExportedVectors) -> Iterator[str]:
     """Yield the lines about an export."""
-    yield f"{exported.written:,} vectors: a case in a dtype each"
-    for reason, count in sorted(exported.left_out.items()):
+    yield f"{exported.written_count:,} vectors: a case in a dtype each"
+    for reason, count in sorted(exported.omitted_by_reason.items()):
         yield f"left out: {count:,} {reason}"
 
 
@@ -262,7 +262,7 @@ class RecordedFunction:
         named = dict(zip(INPUTS_BY_FUNCTION[self.__name__], positional, strict=True))
         arrays = {**named, **{name: value for name, value in keywords.items() if isinstance(value, np.ndarray)}}
         options = {name: value for name, value in keywords.items() if name not in arrays}
-        return self._outputs.of_call(call_digest(self.__name__, options, arrays))
+        return self._outputs.stages_of_call(call_digest(self.__name__, options, arrays))
 
 
 class RecordedOutputs:
@@ -286,7 +286,7 @@ class RecordedOutputs:
         for name in CONTRACT_FUNCTIONS:
             setattr(self, name, RecordedFunction(self, name))
 
-    def of_call(self, digest: str) -> dict[str, Array]:
+    def stages_of_call(self, digest: str) -> dict[str, Array]:
         """Return the computed stages of a call. Raises ``NotImplementedError`` if there are none."""
         place = self._places.get(digest)
         if place is None:

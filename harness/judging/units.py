@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
-from attncheck.common.store import NO_STORE, Key, Store, UnreadableEntry
+from attncheck.common.store import NO_STORE, Store, StoreKey, UnreadableEntry
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.remembered import rows_from_bytes, rows_to_bytes, store_key_of_rows
@@ -179,7 +179,7 @@ class _EvaluatedUnit:
     conventions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @cached_property
-    def _key(self) -> Key:
+    def _key(self) -> StoreKey:
         judged_by = [self.classes, self.known, self.expected_failures, self.conventions]
         return store_key_of_rows(self.case, self.dtype, self.inputs, self.outcomes, judged_by)
 

@@ -48,23 +48,23 @@ _TEST_PREFIX = "test_"
 class ExportResult:
     """The tests that were written, the cases that were left out by reason, and a comparison of stored numbers.
 
-    ``alike`` counts the expected arrays from files that are the exact answer bit for bit. ``others`` has the largest
-    difference of each other array, in units in the last place.
+    ``equal_count`` counts the expected arrays from files that are the exact answer bit for bit. ``ulp_differences`` has
+    the largest difference of each other array, in units in the last place.
     """
 
     is_exact: bool = False
     tests: list[str] = field(default_factory=list)
     left_out: dict[str, list[str]] = field(default_factory=dict)
-    alike: int = 0
-    others: list[float] = field(default_factory=list)
+    equal_count: int = 0
+    ulp_differences: list[float] = field(default_factory=list)
 
-    def compare(self, from_files: dict[str, Array], exact: dict[str, Array]) -> None:
+    def compare_stored_outputs(self, from_files: dict[str, Array], exact: dict[str, Array]) -> None:
         """Count the arrays that are the exact answer, and measure the others."""
         for stage, array in from_files.items():
             if array.tobytes() == exact[stage].tobytes():
-                self.alike += 1
+                self.equal_count += 1
             else:
-                self.others.append(_difference_in_ulps(exact[stage], array.astype(np.float64)))
+                self.ulp_differences.append(_difference_in_ulps(exact[stage], array.astype(np.float64)))
 
 
 def export_tests(
@@ -119,7 +119,7 @@ def _make_test(
         raise InexpressibleError(reason)
     outputs = {stage: round_to_dtype(truth.exact[stage], dtype) for stage in stages}
     from_files = _outputs_from_files(case, dtype, outputs)
-    exported.compare(from_files, outputs)
+    exported.compare_stored_outputs(from_files, outputs)
     if not exported.is_exact:
         outputs |= from_files
     if is_softmax:
@@ -165,11 +165,15 @@ def _difference_in_ulps(exact_numbers: Array, stored: NDArray[np.float64]) -> fl
 def describe_export(exported: ExportResult) -> Iterator[str]:
     """Yield lines about the tests that were written and the cases that were left out."""
     yield f"{len(exported.tests):,} tests: a case in a dtype each"
-    if exported.alike or exported.others:
-        yield f"outputs that cases take from files: {exported.alike:,} are the exact answer, rounded once, bit for bit"
-    if exported.others:
+    if exported.equal_count or exported.ulp_differences:
+        yield (
+            f"outputs that cases take from files: {exported.equal_count:,} are the exact answer, rounded once, "
+            "bit for bit"
+        )
+    if exported.ulp_differences:
         written = "the exact answer is written" if exported.is_exact else "they are written as they are"
-        apart = f"{len(exported.others):,} differ from it by at most {max(exported.others):.3g} units in the last place"
+        largest = max(exported.ulp_differences)
+        apart = f"{len(exported.ulp_differences):,} differ from it by at most {largest:.3g} units in the last place"
         yield f"outputs that cases take from files: {apart}; {written}"
     for reason, names in exported.left_out.items():
         yield f"left out: {format_name_count(names)}: {reason}"
@@ -194,7 +198,7 @@ class _MaskRules:
     attributes: Mapping[str, int]
     mask: Array | None
     lengths: Array | None = None
-    are_folded: bool = False
+    are_in_one_mask: bool = False
 
 
 def require_supported(case: Case) -> None:
@@ -271,7 +275,7 @@ def _fold_mask_rules(case: Case, arrays: Mapping[str, Array]) -> _MaskRules:
             return _MaskRules(attributes, mask, np.full(len(arrays["query"]), _key_count(arrays)))
     rows = np.arange(arrays["query"].shape[2])  # with rows, causality is part of the mask as well
     folded = Problem(case.operation, case.options, arrays).canonical(rows).inputs.get("mask")
-    return _MaskRules({}, folded, are_folded=True)
+    return _MaskRules({}, folded, are_in_one_mask=True)
 
 
 def _position_attributes(case: Case) -> dict[str, int]:
@@ -327,7 +331,7 @@ def _attn_mask(case: Case, arrays: Mapping[str, Array], rules: _MaskRules) -> Ar
     name, array = ("bias", bias) if mask is None or not is_input else ("mask", mask)
     if array is None:
         return None
-    shape = shape_in_file(case, name) if is_input and not (name == "mask" and rules.are_folded) else None
+    shape = shape_in_file(case, name) if is_input and not (name == "mask" and rules.are_in_one_mask) else None
     if shape is None or array.shape[-1] < _key_count(arrays):
         lengths = arrays["query"].shape[2], _key_count(arrays)
         return np.ascontiguousarray(np.broadcast_to(array, (*array.shape[:-2], *lengths)))

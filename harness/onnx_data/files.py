@@ -187,7 +187,7 @@ def write_test(folder: Path, test: BackendTest) -> None:
     data = folder / f"{DATA_SET}0"
     if data.exists():
         raise OutputError(f"{data} is already there; remove it, or name another folder")
-    with OutputError.where(folder):
+    with OutputError.convert_os_errors(folder):
         data.mkdir(parents=True)
         (folder / MODEL).write_bytes(_make_model(test).SerializeToString())
         for kind, arrays in (("input", test.inputs), ("output", test.outputs)):
@@ -222,7 +222,7 @@ Source = dict[str, Any]
 class OnnxCaseEntry:
     """A case as far as it is known; ``notes`` are the parts of the test that the case does not express.
 
-    ``inputs`` and ``expected`` stages refer to arrays by name; ``beside`` are these arrays.
+    ``inputs`` and ``expected`` stages refer to arrays by name; ``stored_arrays`` are these arrays.
     """
 
     operation: str
@@ -231,26 +231,26 @@ class OnnxCaseEntry:
     options: dict[str, Any] = field(default_factory=dict)
     expected: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    is_merged: bool = False
-    beside: dict[str, Array] = field(default_factory=dict)
+    has_merged_heads: bool = False
+    stored_arrays: dict[str, Array] = field(default_factory=dict)
 
-    def stored(self, name: str, array: Array) -> Source:
+    def store_array(self, name: str, array: Array) -> Source:
         """Add an array to the file of arrays, and return the case's reference to it."""
-        self.beside[name] = array
+        self.stored_arrays[name] = array
         return {"name": name}
 
-    def expect(self, stage: str, called: str, array: Array, *, transpose: bool = False) -> None:
+    def add_expectation(self, stage: str, called: str, array: Array, *, transpose: bool = False) -> None:
         """Expect the test's numbers of a stage."""
         if array.dtype.name != self.dtype:
             self.notes.append(f"{called} is of {array.dtype.name} and is left out: the case computes in {self.dtype}")
             return
         turned = {"transpose": True} if transpose else {}
-        self.expected.append({"stage": stage, "called": called, "printed": self.stored(called, array), **turned})
+        self.expected.append({"stage": stage, "called": called, "printed": self.store_array(called, array), **turned})
 
-    def data(self, name: str, identity: str, place: dict[str, str]) -> dict[str, Any]:
+    def case_file_entry(self, name: str, identity: str, place: dict[str, str]) -> dict[str, Any]:
         """Return the entry of a case file; ``place`` is the file of the arrays and its checksum."""
         stored = {source["name"] for name, source in self.inputs.items() if "name" in source and name != "bias"}
-        numbers = (self.beside[array_name] for array_name in stored)
+        numbers = (self.stored_arrays[array_name] for array_name in stored)
         is_nonfinite = any(array.dtype.kind in "fV" and not np.isfinite(array).all() for array in numbers)
         fields: dict[str, Any] = {
             "name": name,
@@ -258,7 +258,7 @@ class OnnxCaseEntry:
             "inputs": {name: _add_file_references(source, place) for name, source in self.inputs.items()},
             "options": self.options,
             "dtypes": [self.dtype],
-            "layout": "merged" if self.is_merged else None,
+            "layout": "merged" if self.has_merged_heads else None,
             "allow_nonfinite": True if is_nonfinite else None,
             "computed_in": self.dtype if self.expected else None,
             "expect": [
@@ -362,9 +362,9 @@ def softmax_entry(test: BackendTest) -> OnnxCaseEntry:
     if axis not in (-1, -2):
         raise InexpressibleError("a Softmax along another axis than the last two")
     _require_finite_rows(scores, axis)
-    source = entry.stored("input", scores)
+    source = entry.store_array("input", scores)
     entry.inputs["scores"] = {**source, "transpose": True} if axis == -2 else source
-    entry.expect("weights", "output", output, transpose=axis == -2)
+    entry.add_expectation("weights", "output", output, transpose=axis == -2)
     return entry
 
 

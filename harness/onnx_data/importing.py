@@ -64,15 +64,15 @@ def attention_entry(test: BackendTest) -> OnnxCaseEntry:
     """Return the case of a test. Raises ``InexpressibleError`` if no case can express it."""
     entry = start_case_entry(test, "attention", _NUMERIC_INPUTS, _KNOWN_ATTRIBUTES)
     sizes = _attention_sizes(test)
-    entry.is_merged = sizes.is_merged
+    entry.has_merged_heads = sizes.is_merged
     if sizes.is_merged:
         entry.options |= {"heads": sizes.heads, "kv_heads": sizes.kv_heads}
     for name, onnx_name in (("query", "Q"), ("key", "K"), ("value", "V")):
-        entry.inputs[name] = entry.stored(onnx_name, test.inputs[onnx_name])
+        entry.inputs[name] = entry.store_array(onnx_name, test.inputs[onnx_name])
     for name in ("past_key", "past_value"):
         if name in test.inputs:
             past = test.inputs[name]
-            entry.inputs[name] = entry.stored(name, merge_heads(past) if sizes.is_merged else past)
+            entry.inputs[name] = entry.store_array(name, merge_heads(past) if sizes.is_merged else past)
     _add_options(entry, test)
     _add_mask(entry, test, sizes)
     _add_lengths(entry, test, sizes)
@@ -144,7 +144,7 @@ def _add_mask(entry: OnnxCaseEntry, test: BackendTest, sizes: _AttentionSizes) -
         raise InexpressibleError(f"an attn_mask of {mask.dtype.name} beside inputs of {entry.dtype}")
     if not 1 <= mask.ndim <= 4:
         raise InexpressibleError(f"an attn_mask of {mask.ndim} axes")
-    source: Source = entry.stored("attn_mask", mask)
+    source: Source = entry.store_array("attn_mask", mask)
     is_boolean, length = mask.dtype == np.bool_, mask.shape[-1]
     if length == 1 < sizes.keys:
         raise InexpressibleError("an attn_mask of one key, which is either spread over all keys or padded")
@@ -164,18 +164,18 @@ def _add_lengths(entry: OnnxCaseEntry, test: BackendTest, sizes: _AttentionSizes
         return
     if sizes.past:
         raise InexpressibleError("nonpad_kv_seqlen behind a past")
-    entry.inputs["key_lengths"] = entry.stored("nonpad_kv_seqlen", lengths)
+    entry.inputs["key_lengths"] = entry.store_array("nonpad_kv_seqlen", lengths)
     if not entry.options.keys() & {"is_causal", "window"}:
         return
     offsets = lengths.reshape(-1) - sizes.queries
     if (offsets >= 0).all():
-        entry.inputs["query_offsets"] = entry.stored("query_offsets", offsets)
+        entry.inputs["query_offsets"] = entry.store_array("query_offsets", offsets)
         return
     positions = offsets.reshape(-1, 1, 1, 1) + np.arange(sizes.queries)[:, np.newaxis]
     seen = [] if not entry.options.pop("is_causal", False) else [np.arange(sizes.keys) <= positions]
     if window := entry.options.pop("window", None):
         seen += window_conditions(tuple(window), positions, np.arange(sizes.keys))
-    source = entry.stored("mask_of_positions", np.logical_and.reduce(np.broadcast_arrays(*seen)))
+    source = entry.store_array("mask_of_positions", np.logical_and.reduce(np.broadcast_arrays(*seen)))
     entry.inputs["mask"] = {"all_of": [source, entry.inputs["mask"]]} if "mask" in entry.inputs else source
     entry.notes.append(
         "is_causal and the window are written out as a mask: some queries stand before the first key, where no "
@@ -193,9 +193,9 @@ def _add_expectations(entry: OnnxCaseEntry, test: BackendTest, sizes: _Attention
                 raise InexpressibleError(f"a {present} that is not the past with what is new behind it")
     if "Y" in test.outputs:
         output = test.outputs["Y"]
-        entry.expect("output", "Y", _split_heads(output, sizes.heads) if sizes.is_merged else output)
+        entry.add_expectation("output", "Y", _split_heads(output, sizes.heads) if sizes.is_merged else output)
     if "qk_matmul_output" in test.outputs:
-        entry.expect(_matmul_output_stage(entry, test), "qk_matmul_output", test.outputs["qk_matmul_output"])
+        entry.add_expectation(_matmul_output_stage(entry, test), "qk_matmul_output", test.outputs["qk_matmul_output"])
 
 
 def _matmul_output_stage(entry: OnnxCaseEntry, test: BackendTest) -> str:
@@ -267,9 +267,9 @@ class _TestImport:
         if identity in entries:
             raise InexpressibleError("another test of the same name")
         arrays = Path("arrays") / f"{test.name}.npz"
-        content, checksum = pack_npz(entry.beside)
+        content, checksum = pack_npz(entry.stored_arrays)
         self._write_file(self.output / arrays, content)
-        data = entry.data(test.name, identity, {"file": arrays.as_posix(), "sha256": checksum})
+        data = entry.case_file_entry(test.name, identity, {"file": arrays.as_posix(), "sha256": checksum})
         try:
             case_from_data(_case_file_content(entry.operation, [data]), self.output, f"{entry.operation}/{identity}")
         except CaseError as error:
@@ -290,7 +290,7 @@ class _TestImport:
         except FileExistsError:
             raise OutputError(f"{path} is already there; remove it, or name another folder with --output") from None
         except OSError as error:
-            raise OutputError.of(path, error) from None
+            raise OutputError.from_os_error(path, error) from None
 
     def write_case_files(self) -> ImportResult:
         """Write the case files."""

@@ -141,7 +141,7 @@ def write_design(request: DesignRequest, path: Path | None = None) -> tuple[Path
     """
     text = format_design(request)
     path = path or Path(f"design_{slug(request.implementation.name).replace('-', '_')}.yaml")
-    with OutputError.where(path):
+    with OutputError.convert_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     [case] = read_yaml(path).data["cases"]

@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
-from attncheck.common.store import Key, Store, UnreadableEntry, digest_of, digest_of_code
+from attncheck.common.store import Store, StoreKey, UnreadableEntry, digest_of, digest_of_code
 from attncheck.common.wording import DocumentLayout, stage_layout
 from attncheck.reading import array_kinds
 from attncheck.reading.array_kinds import Array, PrintedInput, Reference
@@ -285,7 +285,7 @@ def _load_cached(
     if content is None:
         return load()
     digest = digest_of(digest_of_code(READING_CODE, _READING_PACKAGES), content, named)
-    return store.remembered(lambda: Key("cases", digest), load, encode, decode)
+    return store.get_or_compute(lambda: StoreKey("cases", digest), load, encode, decode)
 
 
 def _has_stored_arrays(case: Case) -> bool:

@@ -108,7 +108,7 @@ class Script:
         return [*packages, *["ml_dtypes"] * ("bfloat16" in self.dtypes), *["attncheck"] * is_of_family]
 
     @property
-    def words(self) -> Mapping[str, str]:
+    def docstring_fields(self) -> Mapping[str, str]:
         """The words of the script's docstring."""
         loads, count, padded = "", len(self.before), self.padding.description
         if isinstance(self.entry, UserImplementation):
@@ -125,14 +125,14 @@ class Script:
             "system": f"{platform.system()} on {platform.machine()}",
         }
 
-    def text(self, told: str) -> str:
-        """Return the script, whose docstring is ``told``."""
+    def text(self, docstring: str) -> str:
+        """Return the script, with this ``docstring``."""
         code = [*self._function_lines(), "", *self._call_lines()]
         made = "\n".join(code)
         parts = {name for name in ("judge", "load_file", "taken") if re.search(rf"\b{name}\(", made)}
         body = [*self._array_lines(), *([copy_functions(PARTS, parts), ""] if parts else []), *code]
         return (
-            "\n".join([f'r"""{_escape_docstring(told)}"""', "", *self._preamble_lines("\n".join(body)), "", *body])
+            "\n".join([f'r"""{_escape_docstring(docstring)}"""', "", *self._preamble_lines("\n".join(body)), "", *body])
             + "\n"
         )
 
@@ -164,7 +164,7 @@ class Script:
         if any(map(_input_layouts, self._problems_by_prefix.values())):
             yield inline_module(_OPERATIONS, {"apply_memory_layout"})
         for prefix, problem in self._problems_by_prefix.items():
-            for name, array in self.call_of(problem).arrays.items():
+            for name, array in self.user_call_of(problem).arrays.items():
                 yield from fold_line(f"{prefix}{name} = {array_code(array)}")
             if layout := _input_layouts(problem):
                 names = [f"{prefix}{name}" for name in problem.inputs]
@@ -218,7 +218,7 @@ class Script:
         yield "EXPECTED = {"
         for stage, expected in self.expected.items():
             yield f'    "{stage}": dict('
-            yield from (f"        {line}" for lines in expected.lines() for line in fold_line(lines, 92))
+            yield from (f"        {line}" for lines in expected.judge_arguments() for line in fold_line(lines, 92))
             yield "    ),"
         yield "}"
         yield "is_wrong = False"
@@ -243,7 +243,7 @@ class Script:
 
     def _call_code(self, problem: Problem, prefix: str = "") -> str:
         """Return a call as code."""
-        call, function = self.call_of(problem), self._function_code(_function_name(problem))
+        call, function = self.user_call_of(problem), self._function_code(_function_name(problem))
         conventions = {name: call.named[name] for name in sorted(CONVENTIONS & call.named.keys())}
         named = {name: value for name, value in call.named.items() if name not in conventions}
         arguments = [self._argument_code(f"{prefix}{name}", value) for name, value in call.positional.items()]
@@ -251,7 +251,7 @@ class Script:
         arguments += [f"**taken({function}, {conventions!r})"] if conventions else []
         return f"{function}({', '.join(arguments)})"
 
-    def call_of(self, problem: Problem) -> UserCall:
+    def user_call_of(self, problem: Problem) -> UserCall:
         """Return the call of a problem as it is passed; a user's function takes some inputs by position."""
         name, options = function_and_keywords(problem.operation, problem.options)
         by_position: tuple[str, ...] = ()

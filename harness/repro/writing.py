@@ -107,9 +107,11 @@ def repro_script(
     about = {"name": implementation.name, "dtype": dtype, "case": case.name, "command": command}
     if element and not before:
         told = f"{_SHORT_DOCSTRING.format(**about)}{element}\n"
-        if text := ShortScript.finding(script, judgements, told):
+        if text := ShortScript.make_if_reproducing(script, judgements, told):
             return text
-    return script.text(f"{_DOCSTRING.format(**about, **script.words, rounding_model=rounding_model)}\n{story}\n")
+    return script.text(
+        f"{_DOCSTRING.format(**about, **script.docstring_fields, rounding_model=rounding_model)}\n{story}\n"
+    )
 
 
 def problems_before(before: Sequence[tuple[Case, str]]) -> list[Problem]:
@@ -129,8 +131,8 @@ class _ArrayCode(NamedTuple):
     """Code for a framework's arrays: its import, conversions from NumPy, also in bfloat16, and back."""
 
     imports: str
-    to: str
-    back: str
+    to_framework: str
+    to_numpy: str
     to_bfloat16: str = ""
 
 
@@ -197,7 +199,7 @@ class ShortScript(Script):
     """The judgement that it repeats: of a number, if there is one; None if nothing was returned."""
 
     @classmethod
-    def finding(cls, script: Script, judgements: Sequence[StageJudgement], told: str) -> str:
+    def make_if_reproducing(cls, script: Script, judgements: Sequence[StageJudgement], told: str) -> str:
         """Return a script of at most ``MAX_LINES`` lines that shows the failure; empty if there is none."""
         short = cls(**vars(script))
         if short.case.memory_layout or short.case.merged or short.mode.device:
@@ -206,7 +208,7 @@ class ShortScript(Script):
             return ""
         failing = [judgement for judgement in judgements if judgement.verdict.exit_code]
         try:
-            short = replace(short, element=short.judged(failing or judgements[-1:]))
+            short = replace(short, element=short.choose_judgement(failing or judgements[-1:]))
             text = short.text(told)
         except _NoShortFormError:
             return ""
@@ -241,7 +243,7 @@ class ShortScript(Script):
         target = self.entry.target
         return bool(target.attribute) and not (target.pickled or target.program)
 
-    def judged(self, candidates: Sequence[StageJudgement]) -> StageJudgement | None:
+    def choose_judgement(self, candidates: Sequence[StageJudgement]) -> StageJudgement | None:
         """Return the judgement that the script repeats: of a number, if there is one; None if nothing was returned."""
         if not candidates:
             return None
@@ -279,10 +281,10 @@ class ShortScript(Script):
             yield "elif isinstance(returned, (tuple, list)):"
             yield f"    returned = returned[{0 if self.family is not None else names.index(stage)}]"
         index = self.element.index or (0,) * len(self.case.stage_shapes[stage])
-        exact, allowed, rest = self.expected[stage].number(index)
+        exact, allowed, rest = self.expected[stage].expected_element(index)
         place, shape = self._place_in_result(stage, index)
         label = f"{stage}[{', '.join(map(str, index))}]"
-        yield f"computed = {_ARRAY_CODE[self.framework].back.format(array='returned')}.astype(np.float64)"
+        yield f"computed = {_ARRAY_CODE[self.framework].to_numpy.format(array='returned')}.astype(np.float64)"
         yield f"if computed.shape != {shape}:"
         yield f'    print("{stage} is WRONG: it has shape", computed.shape, "and not", {shape})'
         yield "    sys.exit(1)"
@@ -300,17 +302,17 @@ class ShortScript(Script):
 
     def _tensor_code(self, name: str, array: Array) -> str:
         written = _ARRAY_CODE[self.framework]
-        form = (written.to_bfloat16 if array.dtype.name == "bfloat16" else "") or written.to
+        form = (written.to_bfloat16 if array.dtype.name == "bfloat16" else "") or written.to_framework
         return form.format(array=name, of_framework=f"mx.{array.dtype.name.replace('bool', 'bool_')}")
 
-    def call_of(self, problem: Problem) -> UserCall:
+    def user_call_of(self, problem: Problem) -> UserCall:
         """Return the call as it is passed; if there are several, that of the element's batch entry."""
         return self._recorded_call
 
     @cached_property
     def _recorded_call(self) -> UserCall:
         if self.family is None:
-            return super().call_of(self.padding.problem)
+            return super().user_call_of(self.padding.problem)
         index = (self.element and self.element.index) or (0,)
         number = index[0] if self.family.layout == "LHD" else 0
         with TemporaryDirectory(prefix="attncheck", ignore_cleanup_errors=True) as folder:
@@ -359,14 +361,16 @@ def record_call(entry: Any, mode: Mode, family: Family, problem: Problem, number
     name, options = function_and_keywords(problem.operation, problem.options)
 
     @wraps(function)
-    def stand_in(*arguments: Any, **named: Any) -> Any:
+    def record_arguments(*arguments: Any, **named: Any) -> Any:
         inputs = [*["module"] * family.module, *INPUTS_BY_FUNCTION[name]]
         notes.append(UserCall(dict(zip(inputs, arguments, strict=False)), named))
         if len(notes) > number:
             raise _CallRecorded
         return np.zeros((*arguments[-3].shape[:-1], arguments[-1].shape[-1]), arguments[-1].dtype)
 
-    family_function = FamilyFunction.of(stand_in, family, SimpleNamespace(from_numpy=np.asarray, to_numpy=np.asarray))
+    family_function = FamilyFunction.from_function(
+        record_arguments, family, SimpleNamespace(from_numpy=np.asarray, to_numpy=np.asarray)
+    )
     try:
         family_function.as_contract(name, getattr(family_function, name))(**problem.inputs, **options)
     except _CallRecorded:
@@ -438,7 +442,7 @@ def _interleave_implementations(evaluations: Sequence[Evaluation]) -> list[Evalu
 
 
 def _write_script(path: Path, text: str) -> str:
-    with OutputError.where(path):
+    with OutputError.convert_os_errors(path):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="replace")
     return path.name

@@ -42,13 +42,13 @@ _ROWS_AT_ONCE = 1000
 class ResumeState:
     """The rows that an earlier run judged, as they are on disk.
 
-    ``names`` are its label, its command and its start, which are kept; ``backends`` are the descriptions of its
-    workers. ``is_empty`` if there was no earlier run.
+    ``kept_environment`` are its label, its command and its start, which are kept; ``backend_descriptions`` are the
+    descriptions of its workers. ``is_empty`` if there was no earlier run.
     """
 
     table: RowTable = field(default_factory=lambda: concatenate_tables([], ROW_SCHEMA))
-    names: Mapping[str, str] = field(default_factory=dict)
-    backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    kept_environment: Mapping[str, str] = field(default_factory=dict)
+    backend_descriptions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     is_empty: bool = True
 
     @classmethod
@@ -57,7 +57,7 @@ class ResumeState:
         return cls()
 
     @property
-    def finished(self) -> frozenset[tuple[str, str]]:
+    def finished_units(self) -> frozenset[tuple[str, str]]:
         """The finished (case, dtype): all rows of one are written together."""
         return frozenset(self.table.units())
 
@@ -160,7 +160,7 @@ def replace_rows(directory: Path, changed: Mapping[RowKey, Row]) -> None:
     """Rewrite changed rows in the parts on disk; a part is renamed into place when it is complete."""
     changed = {identity: row for identity, row in changed.items() if row_key(row) != identity}
     for path in list_row_parts(directory) if changed else ():
-        with OutputError.where(path):
+        with OutputError.convert_os_errors(path):
             _replace_rows_in_part(path, changed)
 
 

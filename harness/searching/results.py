@@ -64,7 +64,7 @@ class ProbeResults:
         writer.flush()
         writer.write_cases(self._cases.values())
         writer.write_json("environment.json", environment)
-        request = RequestedRun.of(environment, len(self._cases))
+        request = RequestedRun.from_environment(environment, len(self._cases))
         summary = summarise(self.chosen, self.recorder, self.recorder.failures, request)
         writer.write_json("summary.json", {**summary.record, "implementations": names, "faults": 0})
 

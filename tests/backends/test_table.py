@@ -215,7 +215,7 @@ def test_what_is_put_on_a_device_is_the_same_numbers_and_one_that_is_not_there_i
     assert (description["device"], description["version"]) == ("cpu:0", plain.describe()["version"])
     absent: Any = on_device(plain, name, "cuda:99")
     with pytest.raises(NoDeviceError, match=rf"^{name} \S+ does not see cuda:99"):
-        absent.require()
+        absent.require_device()
 
 
 @pytest.mark.torch

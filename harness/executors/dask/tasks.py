@@ -92,7 +92,7 @@ class _Run:
         self._limits = divide_memory_between_workers(limits, job.max_workers_per_machine)
         # What is kept for later runs lies in the cache folder of each machine.
         keeps = job.judge.store.folder is not None
-        self.judge = replace(job.judge, store=user_store(job.judge.store.size)) if keeps else job.judge
+        self.judge = replace(job.judge, store=user_store(job.judge.store.max_bytes)) if keeps else job.judge
         self._lock = Lock()
         self._runners: dict[int, tuple[Lock, GroupRunner[Unit]]] = {}
 

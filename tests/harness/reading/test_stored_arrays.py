@@ -317,9 +317,9 @@ def test_numbers_of_a_file_are_expected_to_the_last_bit_or_refused(tmp_path: Pat
 def test_bundled_cases_come_back_as_they_were(tmp_path: Path) -> None:
     store, names = Store(tmp_path), ("documents", "attention", "masks_of_models", "packed", "designs/scores")
     first = select_cases(names, store=store)
-    assert store.counts.keys() == {"missing", "kept"}
+    assert store.event_counts.keys() == {"missing", "kept"}
     second = select_cases(names, store=store)
-    assert store.counts["found"] == store.counts["kept"]
+    assert store.event_counts["found"] == store.event_counts["kept"]
     assert list(map(digest_of, second.cases)) == list(map(digest_of, first.cases))
     assert second.tags == first.tags
 
@@ -331,7 +331,7 @@ def test_a_file_that_was_changed_is_read_again_and_what_is_wrong_is_said_every_t
     path.write_text(path.read_text().replace("at hand", "to hand"))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert select_cases([path.name], base=tmp_path, store=store).cases[0].name == "The case to hand"
-    assert store.counts["found"] == 1, "the bundled tags"
+    assert store.event_counts["found"] == 1, "the bundled tags"
     tagged = "{values: [[0, 1]]}}\n    tags: [mine]\n    options: {"
     (tmp_path / "tags.yaml").write_text("tags: {mine: {probes: Something., defect: None yet.}}\n")
     assert select(tmp_path, tagged, store).cases[0].tags == ("mine",)

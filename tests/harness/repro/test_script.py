@@ -465,7 +465,7 @@ def test_the_script_finds_wrong_what_the_judge_finds_wrong(bench: Bench, fields:
                 by_judge = failing_elements(truth.reference(stage, class_of(dtype), kept), kept)
                 by_script = are_right(kept.astype(np.float64), expected.exact, expected.allowed, expected.rest)
                 np.testing.assert_array_equal(~by_script, by_judge)
-                written_down = "\n".join(expected.lines())
+                written_down = "\n".join(expected.judge_arguments())
                 given = eval(f"dict({written_down}\n)", {**NAMES})
                 assert judge(stage, computed, **given) == (not by_judge.any())
                 found += int(by_judge.sum())
