@@ -180,7 +180,7 @@ def library_functions(
     def called(*tensors: Any, **words: Any) -> Any:
         return getattr(owner, name)(*tensors, **words)
 
-    adapter = FamilyFunction.from_function(called, family, arrays, copies=False)
+    adapter = FamilyFunction.from_function(called, family, arrays, copies_inputs=False)
     program = arrays.compile_program(called, adapter.scalar_parameters | fixed.keys())
     adapter = replace(adapter, function=partial(program, **fixed), differentiated=partial(called, **fixed))
     names = ATTENTION_FUNCTIONS[: 1 + has_gradients]

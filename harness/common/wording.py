@@ -164,9 +164,9 @@ class DocumentLayout:
         """Return an element's index as the document counts it.
 
         Example:
-            >>> DocumentLayout((1, 1, 4, 2)).index_of((0, 0, 3, 1))
+            >>> DocumentLayout((1, 1, 4, 2)).document_index((0, 0, 3, 1))
             (3, 1)
-            >>> DocumentLayout((1, 1, 4, 2), is_transposed=True).index_of((0, 0, 3, 1))
+            >>> DocumentLayout((1, 1, 4, 2), is_transposed=True).document_index((0, 0, 3, 1))
             (1, 3)
         """
         if len(index) != len(self.shape):  # of an array that has another form

@@ -32,9 +32,9 @@ class MinimumJudged:
         """Read 20 or 80%. Raises ``UsageError``, whose message begins with ``where``, the option or field.
 
         Example:
-            >>> MinimumJudged.of("80%", "min_judged").is_reached(judged=79, asked=100)
+            >>> MinimumJudged.parse("80%", "min_judged").is_reached(judged=79, asked=100)
             False
-            >>> MinimumJudged.of(20, "min_judged").is_reached(judged=20, asked=100)
+            >>> MinimumJudged.parse(20, "min_judged").is_reached(judged=20, asked=100)
             True
         """
         match = MINIMUM_PATTERN.fullmatch(str(text).strip()) if not isinstance(text, bool) else None
@@ -71,7 +71,7 @@ class EarlyStop:
         """Describe the stop, of a run of so many cases.
 
         Example:
-            >>> EarlyStop(failing=1, not_run=7).of(40)
+            >>> EarlyStop(failing=1, not_run=7).describe(40)
             'the run was stopped after 1 failing case: 7 of 40 cases were not run'
         """
         in_part = f", and {self.in_part:,} not in all of its dtypes" if self.in_part else ""
