@@ -337,7 +337,7 @@ def make_user_entry(target: Target, declared: Mapping[str, Any], framework: str 
         raise UsageError(f"unknown framework {name!r}; {suggest_names(name, BACKENDS, one_of=False)}")
     if (device := declared.get("device") or "") and name not in FRAMEWORKS_WITH_DEVICES:
         known = ", ".join(FRAMEWORKS_WITH_DEVICES)
-        raise UsageError(f"device {device}: arrays of {name} lie on none; declare the framework, one of {known}")
+        raise UsageError(f"device {device}: {name} arrays cannot be on a device; declare the framework, one of {known}")
     backend = BACKENDS[name]
     advice = []
     if not said and (imported := declared.get("imported_framework")):

@@ -86,7 +86,7 @@ def export_tests(
         name = onnx_test_name(case, unit.dtype)
         try:
             if name in exported.tests:
-                raise InexpressibleError("another case of the same name")
+                raise InexpressibleError("another case has the same name")
             test = _make_test(name, case, unit.dtype, plan.inputs(unit), store, exported)
             write_test(folder / name, test)
         except InexpressibleError as reason:
@@ -108,7 +108,7 @@ def _make_test(
     name: str, case: Case, dtype: str, inputs: RoundedInputs, store: Store, exported: ExportResult
 ) -> BackendTest:
     if case.operation not in ("attention", "softmax"):
-        raise InexpressibleError(f"{case.operation}, which is no operator of ONNX")
+        raise InexpressibleError(f"ONNX has no operator for {case.operation}")
     is_softmax = case.operation == "softmax"
     if not is_softmax:
         require_supported(case)
@@ -206,11 +206,11 @@ def require_supported(case: Case) -> None:
     options = sorted(case.options.keys() - _SUPPORTED_OPTIONS)
     inputs = sorted(case.inputs.keys() - _SUPPORTED_INPUTS)
     if options or inputs:
-        raise InexpressibleError(f"{(options or inputs)[0]}, which the operator does not have")
+        raise InexpressibleError(f"the operator has no {(options or inputs)[0]}")
     if case.options.get("empty_rows", "zero") != "zero":
-        raise InexpressibleError("empty_rows that are not zero, as the operator has them")
+        raise InexpressibleError("empty_rows is not zero, which is the operator's only convention")
     if not case.options.get("scale", 1.0) > 0:
-        raise InexpressibleError("a scale that is not positive, whose root the operator takes")
+        raise InexpressibleError("the scale is not positive, and the operator takes its root")
 
 
 def matmul_output_stage(case: Case) -> str | None:

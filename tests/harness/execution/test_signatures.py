@@ -328,7 +328,7 @@ requirements = st.fixed_dictionaries(
         "lengths": st.just("equal"),
     },
 )
-NO_KEY, NO_KEY_ADDED = "a query may attend to no key", "one that is added would have no key"
+NO_KEY, NO_KEY_ADDED = "a query may attend to no key", "an added query would have no key"
 
 
 @given(problems(), requirements)
@@ -368,14 +368,14 @@ NAN, INF = np.full((2, 2, 6, 5), np.nan), np.full((2, 2, 6, 5), np.inf)
         ("attention", {}, {"key_length_multiple": 4}, {"scale"}, "takes neither mask nor key_lengths"),
         ("attention", {"bias": np.full((1, 1, 3, 6), -np.inf)}, TILES, PADDING_KEYWORDS,
          "a query may attend to no key"),
-        ("attention", {"bias": np.full((1, 1, 1, 6), -1e9)}, TILES, PADDING_KEYWORDS, "may be as low as a mask's"),
-        ("attention", {"key": np.full((2, 2, 6, 5), 1e5)}, TILES, PADDING_KEYWORDS, "may be as low as a mask's"),
-        ("attention", {"query": NAN[:, :, :3]}, TILES, PADDING_KEYWORDS, "query holds NaN or infinity"),
-        ("attention_gradients", {"key": NAN}, TILES, PADDING_KEYWORDS, "key holds NaN or infinity"),
-        ("attention_gradients", {"value": INF[..., :3]}, TILES, PADDING_KEYWORDS, "value holds NaN or infinity"),
-        ("attention_gradients", {"grad_output": INF[:, :, :3, :3]}, TILES, PADDING_KEYWORDS, "grad_output holds NaN"),
+        ("attention", {"bias": np.full((1, 1, 1, 6), -1e9)}, TILES, PADDING_KEYWORDS, "as low as those of masked keys"),
+        ("attention", {"key": np.full((2, 2, 6, 5), 1e5)}, TILES, PADDING_KEYWORDS, "as low as those of masked keys"),
+        ("attention", {"query": NAN[:, :, :3]}, TILES, PADDING_KEYWORDS, "query has NaN or infinity"),
+        ("attention_gradients", {"key": NAN}, TILES, PADDING_KEYWORDS, "key has NaN or infinity"),
+        ("attention_gradients", {"value": INF[..., :3]}, TILES, PADDING_KEYWORDS, "value has NaN or infinity"),
+        ("attention_gradients", {"grad_output": INF[:, :, :3, :3]}, TILES, PADDING_KEYWORDS, "grad_output has NaN"),
         ("attention_gradients", {"bias": np.full((1, 1, 1, 6), np.nan)}, {"lengths": "equal"}, PADDING_KEYWORDS,
-         "bias holds"),
+         "bias has"),
     ],
 )  # fmt: skip
 def test_what_padding_would_change_is_unsupported_with_the_reason(
