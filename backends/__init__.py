@@ -47,9 +47,9 @@ _NUMPY_MODES = (Mode("absorbed", "attncheck.backends.numpy_backend:ABSORBED", AB
 # a row without any other attends to all of them alike: https://docs.jax.dev/en/latest/_autosummary/jax.nn.html
 _JAX_DOT_PRODUCT_ATTENTION: Mapping[str, Any] = {
     "module": "attncheck.backends.jax_jit",
-    "call": "jax.nn:dot_product_attention",
+    "function_path": "jax.nn:dot_product_attention",
     "family": "keras",
-    "given": {"implementation": "xla"},
+    "fixed_arguments": {"implementation": "xla"},
 }
 
 # On a GPU, unless a precision is asked for, float32 products are those of tensor cores:
@@ -89,11 +89,11 @@ _JAX_ON_CUDA = (
 # on by default where tensorflow/core/util/util.cc (IsMKLEnabled) sees one of the first flags, and has bfloat16 where
 # IsBF16SupportedByOneDNNOnThisCPU sees one of the second.
 _TENSORFLOW_WITHOUT_ONEDNN = Fallback(
-    switch="TF_ENABLE_ONEDNN_OPTS",
+    switch_variable="TF_ENABLE_ONEDNN_OPTS",
     turned_on_by=frozenset({"avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_int8", "amx_bf16"}),
-    needs=frozenset({"avx512f", "avx_ne_convert"}),
+    required_flags=frozenset({"avx512f", "avx_ne_convert"}),
     dtypes=frozenset({"bfloat16"}),
-    becomes={"eager": "eager_cut"},
+    replaced_models={"eager": "eager_cut"},
 )
 
 BACKENDS: Mapping[str, BackendEntry] = {
@@ -168,9 +168,9 @@ BACKENDS: Mapping[str, BackendEntry] = {
                 ),
                 Library(
                     "keras_dpa",
-                    call="keras.ops:dot_product_attention",
+                    function_path="keras.ops:dot_product_attention",
                     family="keras",
-                    differs={"softcap": ()},  # for JAX on TPUs alone
+                    family_changes={"softcap": ()},  # for JAX on TPUs alone
                     module="attncheck.backends.tensorflow_keras:LIBRARY",
                     package="keras",
                 ),

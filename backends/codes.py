@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from attncheck.backends.composed import Operation
-from attncheck.backends.contract import CODE_FORMATS, Stages, Stored, StoredPages, Tensor, takes
+from attncheck.backends.contract import CODE_FORMATS, Stages, Stored, StoredPages, Tensor, show_keywords_of
 
 
 def code_values(elements: str) -> list[float]:
@@ -41,13 +41,13 @@ def make_dequantize(
     ``stack(arrays, axis)`` and ``repeat(array, count, axis)`` are NumPy's.
     """
 
-    def spread(blocks: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def expand_blocks(blocks: Tensor, shape: tuple[int, ...]) -> Tensor:
         for axis, length in enumerate(shape):
             if blocks.shape[axis] not in (1, length):
                 blocks = repeat(blocks, length // blocks.shape[axis], axis)
         return blocks
 
-    def in_rows(scales: Tensor, swizzle: str | None, rows: int, columns: int) -> Tensor:
+    def unswizzle(scales: Tensor, swizzle: str | None, rows: int, columns: int) -> Tensor:
         outer, (height, width) = scales.shape[:-2], scales.shape[-2:]
         if swizzle == "4x4":
             tiles = scales.reshape(*outer, height // 4, 4, width // 4, 4)
@@ -75,11 +75,11 @@ def make_dequantize(
         is_small = stored.bits < 8
         values = look_up(code_values(stored.elements), codes, scale.dtype) if is_small else cast(codes, scale.dtype)
         if zero is not None:
-            values = values - spread(cast(zero, scale.dtype), values.shape)
+            values = values - expand_blocks(cast(zero, scale.dtype), values.shape)
         if block_scale is not None:
             groups = values.shape[-1] // (stored.group or values.shape[-1])
-            block_scale = in_rows(block_scale, swizzle, values.shape[-2], groups)
-            values = values * spread(cast(block_scale, scale.dtype), values.shape)
+            block_scale = unswizzle(block_scale, swizzle, values.shape[-2], groups)
+            values = values * expand_blocks(cast(block_scale, scale.dtype), values.shape)
         return values * scale[..., None]
 
     return dequantize
@@ -114,7 +114,7 @@ def make_quantized_attention(
 ) -> Operation:
     """Return attention to codes, which ``numbers_of_codes`` converts to numbers, with the keywords of ``group``."""
 
-    @takes(group)
+    @show_keywords_of(group)
     def quantized_attention(
         query: Tensor,
         key: Tensor,
@@ -137,7 +137,7 @@ def make_quantized_attention(
 def make_paged_attention_to_codes(numbers_of_codes: Callable[..., list[Tensor]], paged: Operation) -> Operation:
     """Return attention to pages that may have codes, which ``numbers_of_codes`` converts to numbers."""
 
-    @takes(StoredPages)
+    @show_keywords_of(StoredPages)
     def paged_attention(
         query: Tensor,
         key_pages: Tensor,

@@ -29,7 +29,7 @@ from attncheck.backends.contract import (
     Stages,
     Tensor,
     Window,
-    takes,
+    show_keywords_of,
 )
 
 Operation: TypeAlias = Callable[..., Stages]
@@ -50,7 +50,7 @@ class ArrayFunctions:
 
     ``arange(length, like)`` gives positions where another array lies, ``take(rows, at)`` those of the first axis,
     ``norm`` the length of each vector, whose axis stays. ``transposed_product(a, b)`` is a @ b^T, ``linear(a, matrix)``
-    the product of each vector with one matrix or vector. ``whole`` takes integers to what ``arange`` gives.
+    the product of each vector with one matrix or vector. ``to_index_dtype`` takes integers to what ``arange`` gives.
     """
 
     arange: Callable[[int, Tensor], Tensor]
@@ -67,7 +67,7 @@ class ArrayFunctions:
     tanh: Callable[[Tensor], Tensor]
     transposed_product: Callable[[Tensor, Tensor], Tensor]
     where: Callable[..., Tensor]
-    whole: Callable[[Tensor], Tensor] = lambda integers: integers
+    to_index_dtype: Callable[[Tensor], Tensor] = lambda integers: integers
 
 
 # Scores and masks.
@@ -161,10 +161,10 @@ def allowed_keys(
     queries, keys = (arrays.arange(length, scores) for length in scores.shape[-2:])
     behind = keys - queries[:, None]
     if query_offsets is not None:
-        behind = behind - arrays.whole(query_offsets)[:, None, None, None]  # (B, 1, Lq, T)
+        behind = behind - arrays.to_index_dtype(query_offsets)[:, None, None, None]  # (B, 1, Lq, T)
     rules = [*([] if mask is None else [mask]), *causal_and_window_conditions(behind, is_causal, window)]
     if key_lengths is not None:
-        rules.append(keys < arrays.whole(key_lengths)[:, None, None, None])  # (B, 1, 1, T)
+        rules.append(keys < arrays.to_index_dtype(key_lengths)[:, None, None, None])  # (B, 1, 1, T)
     return reduce(and_, rules) if rules else None
 
 
@@ -245,7 +245,9 @@ def make_attention(
             cos, sin = rotary_cos[past:], rotary_sin[past:]
             key = rotate(arrays, key, cos, sin, rotary_interleaved)
             if query_offsets is not None:
-                rows = arrays.whole(query_offsets)[:, None, None] + arrays.arange(query.shape[-2], query)  # (B, 1, Lq)
+                rows = arrays.to_index_dtype(query_offsets)[:, None, None] + arrays.arange(
+                    query.shape[-2], query
+                )  # (B, 1, Lq)
                 cos, sin = arrays.take(rotary_cos, rows), arrays.take(rotary_sin, rows)
             query = stages["rotated_query"] = rotate(arrays, query, cos, sin, rotary_interleaved)
         if past_key is not None and past_value is not None:
@@ -331,13 +333,13 @@ def make_attention_with_scores(scores: Operation, attend: Operation) -> Operatio
     value, masks = Parameter("value", Parameter.POSITIONAL_OR_KEYWORD), Parameter("masks", Parameter.VAR_KEYWORD)
     attention.__name__ = scores.__name__.replace("scores", "attention")
     attention.__signature__ = Signature([query, key, value, *rest, masks])  # type: ignore[attr-defined]
-    return takes(MaskedRows)(attention)
+    return show_keywords_of(MaskedRows)(attention)
 
 
 def make_gated_attention(attention: Operation, sigmoid: Callable[..., Tensor]) -> Operation:
     """Return attention whose output is multiplied with the sigmoid of its gate."""
 
-    @takes(Attended)
+    @show_keywords_of(Attended)
     def gated_attention(query: Tensor, key: Tensor, value: Tensor, gate: Tensor, **options: Unpack[Attended]) -> Stages:
         """Attend, and multiply the output with the sigmoid of its gate."""
         stages = attention(query, key, value, **options)
@@ -353,7 +355,7 @@ def make_packed_attention(
 ) -> Operation:
     """Return attention within sequences; ``searchsorted`` is NumPy's."""
 
-    @takes(Scored)
+    @show_keywords_of(Scored)
     def packed_attention(
         query: Tensor,
         key: Tensor,
@@ -366,11 +368,11 @@ def make_packed_attention(
     ) -> Stages:
         """Attend under one mask for all sequences."""
         edges = options.pop("is_causal", False), options.pop("window", None)
-        limits = [arrays.whole(cu_seqlens) for cu_seqlens in (cu_seqlens_q, cu_seqlens_k)]
+        limits = [arrays.to_index_dtype(cu_seqlens) for cu_seqlens in (cu_seqlens_q, cu_seqlens_k)]
         positions = [arrays.arange(tensor.shape[2], tensor) for tensor in (query, key)]
         queries, keys = (searchsorted(*pair, side="right") - 1 for pair in zip(limits, positions, strict=True))
         lengths = [limit[1:] - limit[:-1] for limit in limits]
-        used = lengths[1] if key_lengths is None else arrays.whole(key_lengths)
+        used = lengths[1] if key_lengths is None else arrays.to_index_dtype(key_lengths)
         key_positions = positions[1] - arrays.take(limits[1], keys)
         behind_last = arrays.take(used - lengths[0], queries)
         query_positions = positions[0] - arrays.take(limits[0], queries) + behind_last
@@ -389,7 +391,7 @@ def make_paged_attention(
 ) -> Operation:
     """Return attention to pages of a cache; ``clip`` takes integers to the range that they may have."""
 
-    @takes(Scored)
+    @show_keywords_of(Scored)
     def paged_attention(
         query: Tensor,
         key_pages: Tensor,
@@ -403,7 +405,7 @@ def make_paged_attention(
         # Entries of the table after the last used page may be no pages.
         pages = clip(block_table, 0, key_pages.shape[0] - 1)
         key, value = (_join_pages(arrays, arrays.take(cache, pages)) for cache in (key_pages, value_pages))
-        used, positions = arrays.whole(key_lengths)[:, None], arrays.arange(key.shape[2], key)
+        used, positions = arrays.to_index_dtype(key_lengths)[:, None], arrays.arange(key.shape[2], key)
         is_used = positions < used  # (B, T)
         # A weight of 0 times NaN is NaN.
         key, value = (arrays.where(is_used[:, None, :, None], tensor, 0) for tensor in (key, value))
@@ -426,7 +428,7 @@ def make_latent_attention(
 ) -> Operation:
     """Return attention to latent vectors, which ``of_latents`` projects: (B, L, C), (H, C, W) -> (B, H, L, W)."""
 
-    @takes(Latent)
+    @show_keywords_of(Latent)
     def latent_attention(
         query: Tensor,
         latent: Tensor,
@@ -480,7 +482,7 @@ def make_normalized_attention(
             return normalize(inputs, weight, norm, epsilon)
         return split_heads(arrays, normalize(merge_heads(arrays, inputs), weight, norm, epsilon), inputs.shape[1])
 
-    @takes(Normalized)
+    @show_keywords_of(Normalized)
     def normalized_attention(
         query: Tensor,
         key: Tensor,
@@ -515,7 +517,7 @@ def make_multi_head_attention(
 ) -> Operation:
     """Return attention in heads, between projections."""
 
-    @takes(Projected)
+    @show_keywords_of(Projected)
     def multi_head_attention(
         query: Tensor,
         key: Tensor,

@@ -263,10 +263,10 @@ DEFAULTS: Mapping[str, Any] = {option.name: option.default for option in fields(
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def takes(group: Any) -> Callable[[Function], Function]:
+def show_keywords_of(group: Any) -> Callable[[Function], Function]:
     """Add all keywords of a group to a function's signature, because attncheck reads capabilities from signatures."""
 
-    def shown(function: Function) -> Function:
+    def add_signature(function: Function) -> Function:
         *positional, _ = inspect.signature(function).parameters.values()
         texts = group.__annotations__
         keywords = (
@@ -277,13 +277,13 @@ def takes(group: Any) -> Callable[[Function], Function]:
         function.__signature__ = inspect.Signature([*positional, *keywords])  # type: ignore[attr-defined]
         return function
 
-    return shown
+    return add_signature
 
 
-def takes_only(*names: str) -> Callable[[Callable[..., Stages]], Callable[..., Stages]]:
+def pass_as_options(*names: str) -> Callable[[Callable[..., Stages]], Callable[..., Stages]]:
     """Pass the keywords of these names as the function's last parameter, and show them in its signature."""
 
-    def taken(function: Callable[..., Stages]) -> Callable[..., Stages]:
+    def wrap(function: Callable[..., Stages]) -> Callable[..., Stages]:
         *positional, options = inspect.signature(function).parameters.values()
         kind = inspect.Parameter.KEYWORD_ONLY
         keywords = [inspect.Parameter(name, kind, default=DEFAULTS[name]) for name in DEFAULTS if name in names]
@@ -296,7 +296,7 @@ def takes_only(*names: str) -> Callable[[Callable[..., Stages]], Callable[..., S
         call.__signature__ = inspect.Signature([*positional, *keywords])  # type: ignore[attr-defined]
         return call
 
-    return taken
+    return wrap
 
 
 def _text(annotation: Any) -> Any:
@@ -415,7 +415,7 @@ class Backend(Protocol):
         scores (B, H, Lq, T) -> weights (B, H, Lq, T), log_sum_exp (B, H, Lq).
         """
 
-    @takes(Attended)
+    @show_keywords_of(Attended)
     def attention(
         self,
         query: Tensor,
@@ -450,7 +450,7 @@ class Backend(Protocol):
         "RoFormer", section 3.4.2; pairs that are R apart as in Black et al. 2022, "GPT-NeoX-20B", section 2.1.1.
         """
 
-    @takes(MaskedRows)
+    @show_keywords_of(MaskedRows)
     def general_attention(
         self,
         query: Tensor,
@@ -469,7 +469,7 @@ class Backend(Protocol):
         Luong et al. 2015, "Effective Approaches to Attention-based Neural Machine Translation", sections 3 and 3.1.
         """
 
-    @takes(MaskedRows)
+    @show_keywords_of(MaskedRows)
     def additive_attention(
         self,
         query: Tensor,
@@ -491,7 +491,7 @@ class Backend(Protocol):
         appendix A.1.2.
         """
 
-    @takes(MaskedRows)
+    @show_keywords_of(MaskedRows)
     def cosine_attention(
         self,
         query: Tensor,
@@ -509,7 +509,7 @@ class Backend(Protocol):
         Graves et al. 2014, "Neural Turing Machines", section 3.3.1.
         """
 
-    @takes(Differentiated)
+    @show_keywords_of(Differentiated)
     def attention_gradients(
         self,
         query: Tensor,
@@ -526,7 +526,7 @@ class Backend(Protocol):
         gradients of query, key, bias and sinks; nor has a score that ``mask_fill`` took the place of.
         """
 
-    @takes(Attended)
+    @show_keywords_of(Attended)
     def gated_attention(
         self,
         query: Tensor,
@@ -544,7 +544,7 @@ class Backend(Protocol):
         Qwen3-Next. A gate for each head, which the paper has, too, is one whose elements are alike.
         """
 
-    @takes(Differentiated)
+    @show_keywords_of(Differentiated)
     def gated_attention_gradients(
         self,
         query: Tensor,
@@ -559,7 +559,7 @@ class Backend(Protocol):
         As ``attention_gradients``, gate (B, H, Lq, Dv) -> its stages, and grad_gate (B, H, Lq, Dv).
         """
 
-    @takes(Scored)
+    @show_keywords_of(Scored)
     def packed_attention(
         self,
         query: Tensor,
@@ -583,7 +583,7 @@ class Backend(Protocol):
         flash_attn_varlen_func.
         """
 
-    @takes(Scored)
+    @show_keywords_of(Scored)
     def packed_attention_gradients(
         self,
         query: Tensor,
@@ -603,7 +603,7 @@ class Backend(Protocol):
         query uses has a gradient of 0.
         """
 
-    @takes(StoredPages)
+    @show_keywords_of(StoredPages)
     def paged_attention(
         self,
         query: Tensor,
@@ -629,7 +629,7 @@ class Backend(Protocol):
         has the rows and columns (Lp, S) of each head of a page.
         """
 
-    @takes(Stored)
+    @show_keywords_of(Stored)
     def quantized_attention(
         self,
         query: Tensor,
@@ -659,7 +659,7 @@ class Backend(Protocol):
         16 (t % 32) + 4 (t // 32) + s (cuBLAS, "1D Block Scaling Factors Layout").
         """
 
-    @takes(Normalized)
+    @show_keywords_of(Normalized)
     def normalized_attention(
         self,
         query: Tensor,
@@ -689,7 +689,7 @@ class Backend(Protocol):
         Normalization for Transformers", section 3, with epsilon as in torch.nn.functional.normalize.
         """
 
-    @takes(Latent)
+    @show_keywords_of(Latent)
     def latent_attention(
         self,
         query: Tensor,
@@ -715,7 +715,7 @@ class Backend(Protocol):
         DeepSeek-AI 2024, "DeepSeek-V2", arXiv 2405.04434, sections 2.1.2 and 2.1.3.
         """
 
-    @takes(Projected)
+    @show_keywords_of(Projected)
     def multi_head_attention(
         self,
         query: Tensor,

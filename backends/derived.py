@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, Unpack
 
 from attncheck.backends.composed import Operation
-from attncheck.backends.contract import Backend, Latent, Stages, Tensor, takes
+from attncheck.backends.contract import Backend, Latent, Stages, Tensor, show_keywords_of
 
 SERVICES = ("prepare", "describe", "from_numpy", "to_numpy")
 MODEL_FUNCTIONS = ("attention", "multi_head_attention")
@@ -112,7 +112,7 @@ def make_absorbed_backend(
     2.1.2.
     """
 
-    @takes(Latent)
+    @show_keywords_of(Latent)
     def latent_attention(
         query: Tensor,
         latent: Tensor,

@@ -44,9 +44,9 @@ class OnDevice:
     def prepare(self, dtype: str, threads: int) -> None:
         """Prepare the framework. Raises ``NoDeviceError`` where it does not see the device."""
         self.backend.prepare(dtype, threads)
-        self.require()
+        self.require_device()
 
-    def require(self) -> None:
+    def require_device(self) -> None:
         """Raise ``NoDeviceError`` where the framework does not see the device."""
         raise NotImplementedError
 
@@ -60,7 +60,7 @@ class OnDevice:
 
 
 class _OnTorchDevice(OnDevice):
-    def require(self) -> None:
+    def require_device(self) -> None:
         import torch
 
         try:
@@ -125,7 +125,7 @@ class _OnJaxDevice(OnDevice):
         super().prepare(dtype, threads)
         jax.config.update("jax_default_device", self._device())  # where constants and calls without arrays go
 
-    def require(self) -> None:
+    def require_device(self) -> None:
         self._device()
 
     def describe(self) -> dict[str, str]:
@@ -143,20 +143,20 @@ class _OnJaxDevice(OnDevice):
 
 
 class _OnTensorFlowDevice(OnDevice):
-    def _name(self) -> str:
+    def _device_name(self) -> str:
         return self.device.upper().replace("CUDA", "GPU")
 
-    def require(self) -> None:
+    def require_device(self) -> None:
         import tensorflow as tf
 
-        kind, _, number = self._name().partition(":")
+        kind, _, number = self._device_name().partition(":")
         if len(tf.config.list_physical_devices(kind)) <= int(number or 0):
             raise NoDeviceError(f"tensorflow {tf.__version__} does not see {self.device}")
 
     def from_numpy(self, array: NDArray[Any]) -> Tensor:
         import tensorflow as tf
 
-        with tf.device(self._name()):
+        with tf.device(self._device_name()):
             return tf.identity(self.backend.from_numpy(array))
 
 

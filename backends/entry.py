@@ -60,17 +60,17 @@ class Fallback:
         becomes: The rounding models that hold then, by those that are declared.
     """
 
-    switch: str
+    switch_variable: str
     turned_on_by: frozenset[str]
-    needs: frozenset[str]
+    required_flags: frozenset[str]
     dtypes: frozenset[str]
-    becomes: Mapping[str, str]
+    replaced_models: Mapping[str, str]
 
     def applies(self, flags: frozenset[str], environment: Mapping[str, str]) -> bool:
         """Return whether a process with these variables falls back, on a processor with these flags."""
         default = "0" if self.turned_on_by.isdisjoint(flags) else "1"
-        is_on = environment.get(self.switch, default).lower() in ("1", "true")
-        return not is_on or self.needs.isdisjoint(flags)
+        is_on = environment.get(self.switch_variable, default).lower() in ("1", "true")
+        return not is_on or self.required_flags.isdisjoint(flags)
 
 
 @dataclass(frozen=True)
@@ -118,29 +118,29 @@ class Mode:
 class Library(Mode):
     """A library's function that is called like those of a family: a mode that needs no code of its own.
 
-    ``call`` is the function, ``module:function``, and ``given`` what it is always given. Of its ``family``
-    (``families.py``) it ``differs`` in these attributes. ``attribute`` names its arrays in ``library_arrays.py``, which
-    give its gradients, too, where it ``has_gradients``.
+    ``function_path`` names the function as ``module:function``. Every call passes ``fixed_arguments`` to it.
+    ``family_changes`` are attributes of its ``family`` (``families.py``) with other values. ``attribute`` names its
+    arrays in ``library_arrays.py``, which compute its gradients if it ``has_gradients``.
     """
 
     module: str = "attncheck.backends.library_arrays"
     description: str = ""
-    call: str = ""
+    function_path: str = ""
     family: str = ""
-    differs: Mapping[str, Any] = field(default_factory=dict)
-    given: Mapping[str, Any] = field(default_factory=dict)
+    family_changes: Mapping[str, Any] = field(default_factory=dict)
+    fixed_arguments: Mapping[str, Any] = field(default_factory=dict)
     has_gradients: bool = True
     folds_sequences: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.description:
-            object.__setattr__(self, "description", self.call.replace(":", "."))
+            object.__setattr__(self, "description", self.function_path.replace(":", "."))
 
     @property
-    def called_as(self) -> Family:
+    def adapted_family(self) -> Family:
         """The family, with what the function has otherwise."""
-        return replace(FAMILIES[self.family], **self.differs)
+        return replace(FAMILIES[self.family], **self.family_changes)
 
     def on_arrays(self, arrays: Any, package: str) -> Backend:
         """Return the function as those of the contract, on a framework's arrays; its version is the package's."""
@@ -151,7 +151,9 @@ class Library(Mode):
         def describe() -> dict[str, str]:
             return {**arrays.describe(), "version": version(package)}
 
-        functions = library_functions(self.call, self.called_as, arrays, self.given, has_gradients=self.has_gradients)
+        functions = library_functions(
+            self.function_path, self.adapted_family, arrays, self.fixed_arguments, has_gradients=self.has_gradients
+        )
         services = {service: getattr(arrays, service) for service in ("prepare", "from_numpy", "to_numpy")}
         return cast(Backend, SimpleNamespace(**services, describe=describe, **functions))
 
@@ -167,7 +169,7 @@ class BackendEntry:
     for them as a whole. ``environment`` is set in the worker before the framework is imported. ``classes`` are the
     eager mode's. ``cache`` are the variables by which the framework keeps what it compiles in a ``{folder}``,
     ``without_cache`` those by which it keeps nothing. ``resources`` is what a worker of a cluster must offer besides
-    the framework, and how much of it: ``{"GPU": 1}``. ``imported`` is the module that is imported where the first
+    the framework, and how much of it: ``{"GPU": 1}``. ``import_name`` is the module that is imported where the first
     package is a mere folder of modules, or is imported under another name. Of what others wrote, ``hints`` are for its
     author, and ``distributions`` are the versions of what it imports. ``requirement`` is the oldest release that is
     supported, and ``pythons`` those releases of Python for which the framework has a build that is tested.
@@ -189,7 +191,7 @@ class BackendEntry:
     resources: Mapping[str, float] = field(default_factory=dict)
     hints: tuple[str, ...] = ()
     distributions: Mapping[str, str] = field(default_factory=dict)
-    imported: str = ""
+    import_name: str = ""
     requirement: str = ""
     pythons: tuple[str, ...] = PYTHON_VERSIONS
     eager_compiles: bool = False
@@ -204,9 +206,9 @@ class BackendEntry:
     @property
     def is_installed(self) -> bool:
         """Return whether the framework can be imported; it is not imported to find out."""
-        spec = find_spec((self.imported or self.packages[0]).partition(".")[0])
-        if spec is not None and "." in self.imported:
-            spec = PathFinder.find_spec(self.imported, spec.submodule_search_locations)
+        spec = find_spec((self.import_name or self.packages[0]).partition(".")[0])
+        if spec is not None and "." in self.import_name:
+            spec = PathFinder.find_spec(self.import_name, spec.submodule_search_locations)
         # Any folder of that name, in the working directory or left behind by an uninstall, is a namespace: no origin.
         return spec is not None and spec.origin is not None
 
@@ -222,33 +224,33 @@ class BackendEntry:
         )
         return {mode.name: mode for mode in ((eager, *self.modes) if self.module else self.modes)}
 
-    def mode_named(self, name: str) -> Mode:
+    def get_mode(self, name: str) -> Mode:
         """Return a mode, on a device or not. Raises ``KeyError``."""
         modes = self.all_modes
         return modes[name] if name in modes else {mode.name: mode for mode in self.device_modes}[name]
 
     def environment_of(self, mode: str) -> Mapping[str, str]:
         """Return the variables that a worker sets for a mode before the framework is imported."""
-        chosen = self.mode_named(mode)
+        chosen = self.get_mode(mode)
         return {
             **self.environment,
             **chosen.environment,
             **(VISIBLE_DEVICE_VARIABLES if chosen.device else HIDDEN_DEVICE_VARIABLES),
         }
 
-    def requires_of(self, mode: str, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
+    def shape_requirements(self, mode: str, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
         """Return what a mode requires of shapes, and the keywords that its ``function`` can be given for padding."""
-        chosen = self.mode_named(mode)
+        chosen = self.get_mode(mode)
         is_offered = not isinstance(chosen, Library) or function in ATTENTION_FUNCTIONS
         return (chosen.requires if is_offered else {}), PADDING_KEYWORDS
 
-    def has(self, mode: str, function: str) -> bool:
+    def has_function(self, mode: str, function: str) -> bool:
         """Return whether a mode has a function for packed sequences, or is asked for attention with a mask instead."""
-        return not (self.mode_named(mode).folds_sequences and function.startswith("packed_"))
+        return not (self.get_mode(mode).folds_sequences and function.startswith("packed_"))
 
     def load(self, mode: str = EAGER_MODE) -> Backend:
         """Import a mode's module, and with it the framework; the eager one's unless another is named."""
-        chosen = self.mode_named(mode)
+        chosen = self.get_mode(mode)
         module = import_module(chosen.module)
         backend = cast(Backend, module if chosen.attribute is None else getattr(module, chosen.attribute))
         on_its_device = on_device(backend, self.framework, chosen.device)

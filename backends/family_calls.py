@@ -43,7 +43,7 @@ class AllowedKeys:
         """Return whether an edge forbids any key."""
         return self.left is not None or self.right is not None
 
-    def allowed(self, queries: int, keys: int) -> NDArray[np.bool_] | None:
+    def as_mask(self, queries: int, keys: int) -> NDArray[np.bool_] | None:
         """Return edges and mask as one mask that broadcasts to (B, H, Lq, T); None if all keys are allowed."""
         if not self.has_edges:
             return self.mask
@@ -61,7 +61,7 @@ def _window_mask(left: int | None, right: int | None, queries: int, keys: int) -
 
 def mask_to_edges(reach: AllowedKeys, queries: int, keys: int) -> AllowedKeys | None:
     """Return a mask as edges only; None if edges cannot express it."""
-    allowed = reach.allowed(queries, keys)
+    allowed = reach.as_mask(queries, keys)
     if reach.mask is None or allowed is None:
         return reach
     if 0 in allowed.shape[:2]:
@@ -98,7 +98,7 @@ def allowed_keys_of_options(options: Mapping[str, Any], queries: int, keys: int,
         start = int(offsets.flat[0])
         if not (offsets == start).all():
             bands = [
-                _count_edges_from_last_query(left, right, int(offset), queries, keys).allowed(queries, keys)
+                _count_edges_from_last_query(left, right, int(offset), queries, keys).as_mask(queries, keys)
                 for offset in offsets.flat
             ]
             banded = np.concatenate([band for band in bands if band is not None])
@@ -161,10 +161,10 @@ def contract_functions(
     caches, and any other attention, also to codes if it has parameters for their scales. Raises ``UnfitFunctionError``
     if the family's call does not fit the function.
     """
-    adapter = FamilyFunction.of(function, family, arrays, guard=guard)
-    if adapter.names.issuperset(_PAGE_TABLES):
+    adapter = FamilyFunction.from_function(function, family, arrays, guard=guard)
+    if adapter.parameter_names.issuperset(_PAGE_TABLES):
         return {"paged_attention": adapter.as_contract("paged_attention", adapter.paged_attention)}
-    if adapter.names.issuperset(_PACKED_LIMITS):
+    if adapter.parameter_names.issuperset(_PACKED_LIMITS):
         return {"packed_attention": adapter.as_contract("packed_attention", adapter.packed_attention)}
     names = ["attention", "quantized_attention"] if adapter.takes_codes else ["attention"]
     return {name: adapter.as_contract(name, getattr(adapter, name)) for name in names}
@@ -180,8 +180,8 @@ def library_functions(
     def called(*tensors: Any, **words: Any) -> Any:
         return getattr(owner, name)(*tensors, **words)
 
-    adapter = FamilyFunction.of(called, family, arrays, copies=False)
-    program = arrays.program(called, adapter.numbers | fixed.keys())
+    adapter = FamilyFunction.from_function(called, family, arrays, copies_inputs=False)
+    program = arrays.compile_program(called, adapter.scalar_parameters | fixed.keys())
     adapter = replace(adapter, function=partial(program, **fixed), differentiated=partial(called, **fixed))
     names = ATTENTION_FUNCTIONS[: 1 + has_gradients]
     return {operation: adapter.as_contract(operation, getattr(adapter, operation)) for operation in names}
@@ -276,22 +276,22 @@ def _parameter_names(family: Family) -> set[str]:
 class FamilyFunction:
     """A function of a family, and the names of its parameters.
 
-    ``copies`` is false if the function gets arrays with their strides. ``differentiated`` is the function for
+    ``copies_inputs`` is false if the function gets arrays with their strides. ``differentiated`` is the function for
     gradients, if it differs. ``scales`` are those of codes, (B, heads), by their names.
     """
 
     function: Callable[..., Any]
     family: Family
     arrays: Arrays
-    names: frozenset[str]
+    parameter_names: frozenset[str]
     required: frozenset[str] = frozenset()
     guard: Guard = lambda *_: nullcontext()
-    copies: bool = True
+    copies_inputs: bool = True
     differentiated: Callable[..., Any] | None = None
     scales: Mapping[str, Array] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, function: Callable[..., Any], family: Family, arrays: Arrays, **more: Any) -> FamilyFunction:
+    def from_function(cls, function: Callable[..., Any], family: Family, arrays: Arrays, **more: Any) -> FamilyFunction:
         """Inspect the parameters. Raises ``UnfitFunctionError`` if a required one is not in the family's call."""
         parameters = _function_parameters(function, family)
         positional = [parameter for parameter in parameters if parameter.kind is not inspect.Parameter.KEYWORD_ONLY]
@@ -306,23 +306,28 @@ class FamilyFunction:
         )
 
     @property
-    def numbers(self) -> frozenset[str]:
+    def scalar_parameters(self) -> frozenset[str]:
         """The names of the parameters that are not arrays."""
         family = self.family
-        return (self.names & _parameter_names(family)) - {family.mask, family.bias, family.key_lengths, *family.sinks}
+        return (self.parameter_names & _parameter_names(family)) - {
+            family.mask,
+            family.bias,
+            family.key_lengths,
+            *family.sinks,
+        }
 
-    def named(self, names: tuple[str, ...]) -> str:
+    def first_parameter_among(self, names: tuple[str, ...]) -> str:
         """Return the first of these names that the function has; empty if it has none."""
-        return next((name for name in names if name in self.names), "")
+        return next((name for name in names if name in self.parameter_names), "")
 
-    def has(self, name: str) -> bool:
+    def has_parameter(self, name: str) -> bool:
         """Return whether the name is not empty and the function has a parameter of this name."""
-        return bool(name) and name in self.names
+        return bool(name) and name in self.parameter_names
 
     @property
     def takes_codes(self) -> bool:
         """Return whether the function has parameters for the scales of codes."""
-        return bool(self.family.descales) and self.names.issuperset(self.family.descales)
+        return bool(self.family.descales) and self.parameter_names.issuperset(self.family.descales)
 
     def as_contract(self, name: str, call: Callable[..., Stages]) -> Callable[..., Stages]:
         """Return a call as one of the contract's functions, whose signature has only the supported options."""
@@ -362,21 +367,21 @@ class FamilyFunction:
         """Yield the keywords of one of the contract's functions that the function supports."""
         family = self.family
         words = {"scale": family.scale, "softcap": family.softcap, "sinks": family.sinks}
-        yield from (keyword for keyword, names in words.items() if self.named(names))
-        is_causal = self.has(family.causal) or (self.has(family.mask) and bool(family.causal_mask))
-        has_window = bool(self.named(family.window)) or self.has(family.window_left)
+        yield from (keyword for keyword, names in words.items() if self.first_parameter_among(names))
+        is_causal = self.has_parameter(family.causal) or (self.has_parameter(family.mask) and bool(family.causal_mask))
+        has_window = bool(self.first_parameter_among(family.window)) or self.has_parameter(family.window_left)
         if name == "quantized_attention" or (name == "paged_attention" and self.takes_codes):
             yield from ("stored_as", *(scale_name for scale_name in _SCALES if scale_name not in _INPUTS[name]))
         if name == "quantized_attention":
-            yield from ("mask", "key_lengths") if self.has(family.mask) else ()
+            yield from ("mask", "key_lengths") if self.has_parameter(family.mask) else ()
         if name.startswith("attention"):
-            is_masked = self.has(family.mask)
+            is_masked = self.has_parameter(family.mask)
             yield from _MASK_OPTIONS if is_masked or is_causal or has_window else ("past_key", "past_value")
-            if self.has(family.bias) or (is_masked and "added" in family.mask_kinds):
+            if self.has_parameter(family.bias) or (is_masked and "added" in family.mask_kinds):
                 yield "bias"
         else:
             yield from ["is_causal"] * is_causal + ["window"] * (is_causal or has_window)
-            yield from ["key_lengths"] * (name == "packed_attention" and "seqused_k" in self.names)
+            yield from ["key_lengths"] * (name == "packed_attention" and "seqused_k" in self.parameter_names)
 
     def attention(self, *inputs: Any, **asked: Any) -> Stages:
         """Call the function for the contract's attention."""
@@ -411,7 +416,10 @@ class FamilyFunction:
         )
         for switch in family.log_sum_exp:
             words.pop(switch, None)
-        places = {"bias": family.bias if self.has(family.bias) else family.mask, "sinks": self.named(family.sinks)}
+        places = {
+            "bias": family.bias if self.has_parameter(family.bias) else family.mask,
+            "sinks": self.first_parameter_among(family.sinks),
+        }
         more = {name: words.pop(word) for name, word in places.items() if name in options}
         laid_out = [_to_family_layout(tensor, family.layout) for tensor in self._as_arrays((query, key, value))]
         grad = _to_family_layout(self.arrays.to_numpy(grad_output), family.output_layout or family.layout)
@@ -422,8 +430,8 @@ class FamilyFunction:
         stages = dict(zip(("grad_query", "grad_key", "grad_value"), gradients, strict=True))
         for name, result in zip(more, results[3:], strict=True):
             stages[f"grad_{name}"] = self.arrays.to_numpy(result)
-        if "bias" in more and not self.has(family.bias):
-            allowed = allowed_keys_of_options(options, inputs[0].shape[-2], inputs[1].shape[-2], 0).allowed(
+        if "bias" in more and not self.has_parameter(family.bias):
+            allowed = allowed_keys_of_options(options, inputs[0].shape[-2], inputs[1].shape[-2], 0).as_mask(
                 *more["bias"].shape[-2:]
             )
             stages["grad_bias"] = _bias_gradient(stages["grad_bias"], allowed, options["bias"].shape)
@@ -454,13 +462,13 @@ class FamilyFunction:
 
     def _as_arrays(self, inputs: Sequence[Any]) -> list[Any]:
         """Return inputs as arrays, or unchanged if the function accepts them: on a device, they keep their strides."""
-        is_given = self.family.layout == "BHLD" and not self.copies
+        is_given = self.family.layout == "BHLD" and not self.copies_inputs
         return [tensor if is_given else self.arrays.to_numpy(tensor) for tensor in inputs]
 
     def _gradients(
         self, tensors: Sequence[Any], grad_output: Any, names: Sequence[str], others: Mapping[str, Any]
     ) -> Sequence[Any]:
-        """Return the gradients of the first three tensors, and of the further ones, which are passed as ``names``."""
+        """Return the gradients of the first three tensors, and of the further ones, passed as ``names``."""
         function = self.differentiated or self.function
 
         def output_of(query: Any, key: Any, value: Any, *more: Any, **options: Any) -> Any:
@@ -474,7 +482,7 @@ class FamilyFunction:
         """Convert an array to the framework's; return anything else unchanged."""
         if not isinstance(value, np.ndarray):
             return value
-        return self.arrays.from_numpy(np.ascontiguousarray(value) if self.copies else value)
+        return self.arrays.from_numpy(np.ascontiguousarray(value) if self.copies_inputs else value)
 
     def _call_for_entry(self, entry: int, inputs: Sequence[Array], words: Mapping[str, Any]) -> dict[str, Array]:
         """Call the function for one batch entry; return stages with a batch axis."""
@@ -498,7 +506,7 @@ class FamilyFunction:
         for name, longest, tensor in zip(_PACKED_LIMITS, _LONGEST_SEQUENCES, (first, second), strict=True):
             limits = self.arrays.to_numpy(tensor)
             words[name] = limits.astype(np.int32)
-            words |= {longest: int(np.diff(limits).max(initial=0))} if longest in self.names else {}
+            words |= {longest: int(np.diff(limits).max(initial=0))} if longest in self.parameter_names else {}
         if options.get("key_lengths") is not None:
             words["seqused_k"] = options["key_lengths"].astype(np.int32)
         packed = replace(self, family=replace(self.family, layout="LHD"))
@@ -535,10 +543,10 @@ class FamilyFunction:
         """Return the arguments of scale, softcap, sinks, grouped heads and the log-sum-exp, and neutral ones."""
         family = self.family
         words: dict[str, Any] = dict.fromkeys(self.required) | dict.fromkeys({family.causal} & self.required, False)
-        words |= {name: value for name, value in family.neutral.items() if name in self.names}
+        words |= {name: value for name, value in family.neutral.items() if name in self.parameter_names}
         words |= self.scales
         words |= {name: (family.no_edge, family.no_edge) for name in family.window if name in self.required}
-        gives_scale = family.gives_scale or self.named(family.scale) in self.required
+        gives_scale = family.gives_scale or self.first_parameter_among(family.scale) in self.required
         scale = options.get("scale", _default_scale(query) if gives_scale else None)
         for name, number in (("scale", scale), ("softcap", options.get("softcap"))):
             is_checked = family.numbers_in_float32 and query.dtype == np.float64 and number is not None
@@ -549,10 +557,10 @@ class FamilyFunction:
             (family.softcap, options.get("softcap", family.no_softcap)),
             (family.sinks, options.get("sinks")),
         ):
-            words |= {name: value} if (name := self.named(names)) and value is not None else {}
-        if self.has(family.grouped) and query.shape[1] != key.shape[1]:
+            words |= {name: value} if (name := self.first_parameter_among(names)) and value is not None else {}
+        if self.has_parameter(family.grouped) and query.shape[1] != key.shape[1]:
             words[family.grouped] = True
-        if switch := self.named(family.log_sum_exp):
+        if switch := self.first_parameter_among(family.log_sum_exp):
             words[switch] = True
         return words
 
@@ -575,16 +583,19 @@ class FamilyFunction:
     def _all_mask_arguments(self, query: Array, key: Array, past: int, options: Mapping[str, Any]) -> dict[str, Any]:
         family, (queries, keys) = self.family, (query.shape[-2], key.shape[-2])
         apart = {"key_lengths": family.key_lengths, "bias": family.bias}
-        words = {word: options[name] for name, word in apart.items() if name in options and self.has(word)}
+        words = {word: options[name] for name, word in apart.items() if name in options and self.has_parameter(word)}
         if family.key_lengths in words:
             words[family.key_lengths] = words[family.key_lengths].astype(family.lengths_dtype)
-        rest = {name: value for name, value in options.items() if not (name in apart and self.has(apart[name]))}
+        rest = {
+            name: value for name, value in options.items() if not (name in apart and self.has_parameter(apart[name]))
+        }
         reach, bias = allowed_keys_of_options(rest, queries, keys, past), rest.get("bias")
         if bias is None and (edges := self._edge_arguments_without_mask(reach, queries, keys)) is not None:
             return words | edges
-        if not self.has(family.mask):
+        if not self.has_parameter(family.mask):
             raise UnsupportedError("takes no mask, and has no other word for whom queries may attend to", ("mask",))
-        is_told = family.causal_beside_mask and self.has(family.causal) and not past and "query_offsets" not in rest
+        is_told = family.causal_beside_mask and self.has_parameter(family.causal)
+        is_told = is_told and not past and "query_offsets" not in rest
         if is_told and rest.pop("is_causal", False):
             reach, words[family.causal] = allowed_keys_of_options(rest, queries, keys, past), True
         return words | self._merged_mask(reach, bias, query, key)
@@ -598,7 +609,7 @@ class FamilyFunction:
         beyond = keys - queries if self.family.corner == "top left" else 0
         if reach.mask is None:
             return self._edge_arguments(reach, beyond)
-        if self.has(self.family.mask) and self.family.corner == "top left":
+        if self.has_parameter(self.family.mask) and self.family.corner == "top left":
             return None
         edges = mask_to_edges(reach, queries, keys)
         return None if edges is None else self._edge_arguments(edges, beyond)
@@ -610,24 +621,24 @@ class FamilyFunction:
         right = None if reach.right is None else reach.right + beyond
         if left is None and right is None:
             return {}
-        causal: dict[str, bool | str] = {family.causal: True} if self.has(family.causal) else {}
-        if family.causal_mask and self.has(family.mask):
+        causal: dict[str, bool | str] = {family.causal: True} if self.has_parameter(family.causal) else {}
+        if family.causal_mask and self.has_parameter(family.mask):
             causal = {family.mask: family.causal_mask}
         if left is None and right == 0 and causal:
             return causal
         if any(edge is not None and edge < 0 for edge in (left, right)):
             return None
-        if window := self.named(family.window):
+        if window := self.first_parameter_among(family.window):
             edges = tuple(family.no_edge if edge is None else edge for edge in (left, right))
             return {window: edges, **(causal if right == 0 else {})}
-        if self.has(family.window_left) and right in (0, None):
+        if self.has_parameter(family.window_left) and right in (0, None):
             return {family.window_left: left, **(causal if right == 0 else {})} if causal or right is None else None
         return None
 
     def _merged_mask(self, reach: AllowedKeys, bias: Array | None, query: Array, key: Array) -> dict[str, Any]:
         """Return window edges, mask and bias as one mask: boolean if possible, else numbers that are added."""
         family, shape = self.family, (*query.shape[:2], query.shape[-2], key.shape[-2])
-        allowed = reach.allowed(*shape[-2:])
+        allowed = reach.as_mask(*shape[-2:])
         if allowed is None and bias is None:
             return {}
         if bias is None and "boolean" in family.mask_kinds:
@@ -672,12 +683,12 @@ class FamilyFunction:
             raise TypeError("returned a dict; expected an array, or a tuple that begins with one")
         parts = returned if isinstance(returned, tuple | list) else (returned,)
         stages = {"output": _from_family_layout(self.arrays.to_numpy(parts[0]), family.output_layout or family.layout)}
-        returns_two = family.weights or self.named(family.log_sum_exp)
+        returns_two = family.weights or self.first_parameter_among(family.log_sum_exp)
         second = self.arrays.to_numpy(parts[1]) if returns_two and len(parts) > 1 and parts[1] is not None else None
         if second is not None and family.weights:
             # flex_attention_forward of transformers returns the log-sum-exp of each row in the place of weights.
             stages["log_sum_exp" if second.ndim == 3 else "weights"] = second
-        elif second is not None and self.named(family.log_sum_exp):
+        elif second is not None and self.first_parameter_among(family.log_sum_exp):
             stages["log_sum_exp"] = _log_sum_exp(second, family)
         return {name: self.arrays.from_numpy(np.ascontiguousarray(array)) for name, array in stages.items()}
 

@@ -223,13 +223,13 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             Library(
                 "sdpa",
                 description="mlx.core.fast.scaled_dot_product_attention on a CPU",
-                call="mlx.core.fast:scaled_dot_product_attention",
+                function_path="mlx.core.fast:scaled_dot_product_attention",
                 family="mlx",
-                differs={"numbers_in_float32": True},
+                family_changes={"numbers_in_float32": True},
                 attribute="MLX",
                 classes=EAGER_PRE,
             ),
-            imported="mlx.core",
+            import_name="mlx.core",
         ),
         library_entry(
             "openvino",
@@ -241,9 +241,9 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 Library(
                     name,
                     description=f"ScaledDotProductAttention on a CPU, {hinted}",
-                    call="attncheck.backends.openvino_sdpa:scaled_dot_product_attention",
+                    function_path="attncheck.backends.openvino_sdpa:scaled_dot_product_attention",
                     family="sdpa",
-                    given={"hint": name == "sdpa"},
+                    fixed_arguments={"hint": name == "sdpa"},
                     module="attncheck.backends.openvino_sdpa:ARRAYS",
                     has_gradients=False,
                     classes={**floats, "bfloat16": "eager_pre"},
@@ -269,9 +269,11 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 Library(
                     implementation,
                     description=f"tokamax.dot_product_attention, implementation {implementation}",
-                    call="tokamax:dot_product_attention",
+                    function_path="tokamax:dot_product_attention",
                     family="keras",
-                    given={"implementation": implementation},  # in chunks of its own, 512 queries and 1024 keys
+                    fixed_arguments={
+                        "implementation": implementation
+                    },  # in chunks of its own, 512 queries and 1024 keys
                     module="attncheck.backends.jax_jit:TOKAMAX",
                     # base.py and xla_chunked.py in tokamax/_src/ops/attention: scores and softmax in float32; the
                     # preset of the second product, BF16_BF16_F32, rounds the weights.
@@ -291,7 +293,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             _on_jax(
                 "dpa",
                 description="flax.nnx.dot_product_attention, which calls jax.nn.dot_product_attention",
-                call="flax.nnx:dot_product_attention",
+                function_path="flax.nnx:dot_product_attention",
                 classes={**NATIVE, "bfloat16": "fused_bwd"},
                 requires=_EQUAL_VALUE_WIDTH,
             ),
@@ -300,8 +302,8 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             _on_jax(
                 "sown",
                 description="flax.nnx.dot_product_attention with a module, into which it sows its weights",
-                call="attncheck.backends.library_arrays:flax_weights",
-                differs={"weights": True},
+                function_path="attncheck.backends.library_arrays:flax_weights",
+                family_changes={"weights": True},
                 classes=EAGER_PRE,
             ),
             own_process_for=frozenset({"float64"}),
@@ -315,9 +317,9 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             Library(
                 "torch_dpa",
                 description="keras.ops.dot_product_attention on PyTorch",
-                call="keras.ops:dot_product_attention",
+                function_path="keras.ops:dot_product_attention",
                 family="keras",
-                differs={**_NO_SOFTCAP, "bias_beside_mask": False},
+                family_changes={**_NO_SOFTCAP, "bias_beside_mask": False},
                 module="attncheck.backends.torch_sdpa:KERAS",
                 has_gradients=False,
                 classes={"float32": "native", "bfloat16": "fused_bwd", "float16": "fused_bwd"},
@@ -328,9 +330,9 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             Library(
                 "jax_dpa",
                 description="keras.ops.dot_product_attention on JAX, in jax.jit",
-                call="keras.ops:dot_product_attention",
+                function_path="keras.ops:dot_product_attention",
                 family="keras",
-                differs=_NO_SOFTCAP,
+                family_changes=_NO_SOFTCAP,
                 module="attncheck.backends.jax_jit:KERAS",
                 classes={"float32": "native", "bfloat16": "fused_bwd"},
                 requires=_EQUAL_VALUE_WIDTH,
@@ -348,14 +350,14 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             Library(
                 "sdpa",
                 description="paddle.nn.functional.scaled_dot_product_attention on a CPU",
-                call="paddle.nn.functional:scaled_dot_product_attention",
+                function_path="paddle.nn.functional:scaled_dot_product_attention",
                 family="sdpa",
-                differs={"layout": "BLHD"},  # and a mask beside is_causal is ignored, as its documentation warns
+                family_changes={"layout": "BLHD"},  # and a mask beside is_causal is ignored, as its documentation warns
                 attribute="PADDLE",
                 classes=NATIVE,
                 requires=_EQUAL_VALUE_WIDTH,
             ),
-            imported="paddle",
+            import_name="paddle",
         ),
         library_entry(
             "diffusers",
@@ -363,9 +365,9 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             "diffusers>=0.36",
             Library(
                 "native",
-                call="diffusers.models.attention_dispatch:dispatch_attention_fn",
+                function_path="diffusers.models.attention_dispatch:dispatch_attention_fn",
                 family="sdpa",
-                differs={"layout": "BLHD"},
+                family_changes={"layout": "BLHD"},
                 module="attncheck.backends.torch_sdpa:LIBRARY",
                 classes=FUSED_BWD,
                 conventions=_ZERO_ROWS_OF_TORCH,
@@ -374,10 +376,10 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             Library(
                 "flex",
                 description="dispatch_attention_fn of diffusers with its backend flex; not compiled",
-                call="diffusers.models.attention_dispatch:dispatch_attention_fn",
+                function_path="diffusers.models.attention_dispatch:dispatch_attention_fn",
                 family="sdpa",
-                differs={"layout": "BLHD"},
-                given={"backend": "flex"},
+                family_changes={"layout": "BLHD"},
+                fixed_arguments={"backend": "flex"},
                 module="attncheck.backends.torch_sdpa:LIBRARY",
                 classes=FUSED,
                 conventions=_ZERO_ROWS_OF_TORCH,
@@ -388,10 +390,10 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 Library(
                     kernel,
                     description=f"dispatch_attention_fn of diffusers with its backend _native_{kernel}",
-                    call="diffusers.models.attention_dispatch:dispatch_attention_fn",
+                    function_path="diffusers.models.attention_dispatch:dispatch_attention_fn",
                     family="sdpa",
-                    differs={"layout": "BLHD", **differs},
-                    given={"backend": f"_native_{kernel}"},
+                    family_changes={"layout": "BLHD", **differs},
+                    fixed_arguments={"backend": f"_native_{kernel}"},
                     module="attncheck.backends.torch_sdpa:LIBRARY",
                     classes=classes,
                     conventions=_ZERO_ROWS_OF_TORCH,
@@ -411,16 +413,16 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             # x_transformers/attend.py, Attend.forward: scores and weights are stored, the softmax is float32.
             Library(
                 "attend",
-                call="x_transformers.attend:Attend().forward",
+                function_path="x_transformers.attend:Attend().forward",
                 family="keras",
-                differs={
+                family_changes={
                     **{"layout": "BHLD", "heads": "tiled", "causal": "causal", "corner": "bottom right"},
                     **{"causal_beside_mask": False, "bias": "attn_bias"},
                 },
                 module="attncheck.backends.torch_sdpa:LIBRARY",
                 classes={"float32": "native", "bfloat16": "eager", "float16": "eager"},
             ),
-            imported="x_transformers",
+            import_name="x_transformers",
         ),
         library_entry(
             "equinox",
@@ -430,8 +432,8 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             _on_jax(
                 "mha",
                 description="equinox.nn.MultiheadAttention, without its projections",
-                call="attncheck.backends.library_arrays:equinox_attention",
-                differs={"full_mask": True},
+                function_path="attncheck.backends.library_arrays:equinox_attention",
+                family_changes={"full_mask": True},
                 classes=EAGER_PRE,
             ),
             own_process_for=frozenset({"float64"}),
@@ -444,10 +446,10 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             _on_jax(
                 "mha",
                 description="haiku.MultiHeadAttention, without its projections",
-                call="attncheck.backends.library_arrays:haiku_attention",
+                function_path="attncheck.backends.library_arrays:haiku_attention",
             ),
             own_process_for=frozenset({"float64"}),
-            imported="haiku",
+            import_name="haiku",
         ),
         library_entry(
             "timm",
@@ -457,10 +459,10 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 Library(
                     name,
                     description=f"timm.layers.Attention, without its projections, {of_timm}",
-                    call="attncheck.backends.library_arrays:timm_attention",
+                    function_path="attncheck.backends.library_arrays:timm_attention",
                     family="sdpa",
-                    given={"fused": fused},
-                    differs={"layout": "BLHD"},
+                    fixed_arguments={"fused": fused},
+                    family_changes={"layout": "BLHD"},
                     module="attncheck.backends.torch_sdpa:LIBRARY",
                     requires={**_EQUAL_VALUE_WIDTH, "lengths": "equal"},
                     **declared,
@@ -484,7 +486,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             Library(
                 "sdpa",
                 description="tinygrad.Tensor.scaled_dot_product_attention on a CPU, compiled by clang",
-                call="tinygrad:Tensor.scaled_dot_product_attention",
+                function_path="tinygrad:Tensor.scaled_dot_product_attention",
                 family="sdpa",
                 attribute="TINYGRAD",
                 # tinygrad/mixin/rand.py and op.py: scores are stored, and so are weights. bfloat16 needs clang 17.

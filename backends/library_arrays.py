@@ -26,7 +26,7 @@ Others = Mapping[str, Any]
 class EagerArrays:
     """Arrays of a framework or library whose functions are called without compilation."""
 
-    def program(self, function: Function, static: Collection[str]) -> Function:
+    def compile_program(self, function: Function, static: Collection[str]) -> Function:
         """Return the function unchanged."""
         return function
 
@@ -47,7 +47,7 @@ class JittedArrays(FrameworkArrays):
 
     compile_function: Callable[[Function, Collection[str]], Function]
 
-    def program(self, function: Function, static: Collection[str]) -> Function:
+    def compile_program(self, function: Function, static: Collection[str]) -> Function:
         """Return the compiled function: one program for each set of shapes and of ``static`` arguments."""
         return self.compile_function(function, static)
 
@@ -128,7 +128,7 @@ class MlxArrays(EagerArrays):
 
         bits = array.view(np.uint16) if (is_bfloat16 := array.dtype.name == "bfloat16") else array
         dtype = mx.float64 if array.dtype == np.float64 else None  # the default is float32
-        copied = mx.array(_whole_memory(bits), dtype=dtype)
+        copied = mx.array(_including_memory_gaps(bits), dtype=dtype)
         copied = copied.view(mx.bfloat16) if is_bfloat16 else copied
         if array.flags.c_contiguous:
             return copied
@@ -235,7 +235,7 @@ class TinygradArrays(EagerArrays):
         return function(*inputs, **others).gradient(*inputs, gradient=grad_output)
 
 
-def _whole_memory(array: NDArray[Any]) -> NDArray[Any]:
+def _including_memory_gaps(array: NDArray[Any]) -> NDArray[Any]:
     """Return a contiguous array unchanged, and any other as all memory from its first byte to its last."""
     if array.flags.c_contiguous:
         return array
@@ -293,14 +293,14 @@ def haiku_attention(query: Tensor, key: Tensor, value: Tensor, mask: Any = None)
         is_skipped = isinstance(context.module, hk.Linear) and context.method_name == "__call__"
         return tensors[0] if is_skipped else call(*tensors, **words)
 
-    def attend(*tokens: Tensor) -> Tensor:
+    def attend_one_entry(*tokens: Tensor) -> Tensor:
         with hk.intercept_methods(skip_projections):
             widths = {"key_size": query.shape[-1], "value_size": value.shape[-1]}
             return hk.MultiHeadAttention(query.shape[2], **widths, w_init=hk.initializers.Constant(1))(*tokens, mask)
 
     _require_equal_heads(query, key)
     tokens = [_merge_heads(tensor) for tensor in (query, key, value)]
-    return hk.transform(attend).apply({}, None, *tokens).reshape(*query.shape[:3], value.shape[-1])
+    return hk.transform(attend_one_entry).apply({}, None, *tokens).reshape(*query.shape[:3], value.shape[-1])
 
 
 def timm_attention(

@@ -34,7 +34,7 @@ from attncheck.backends.contract import (
     Stored,
     StoredPages,
     Window,
-    takes,
+    show_keywords_of,
 )
 from attncheck.backends.derived import make_absorbed_backend
 
@@ -231,7 +231,7 @@ def attention(
     return stages
 
 
-@takes(MaskedRows)
+@show_keywords_of(MaskedRows)
 def general_attention(
     query: Array,
     key: Array,
@@ -246,7 +246,7 @@ def general_attention(
     return _attend(general_scores(query, key, weight, score_bias=score_bias), value, masks, empty_rows)
 
 
-@takes(MaskedRows)
+@show_keywords_of(MaskedRows)
 def additive_attention(
     query: Array,
     key: Array,
@@ -264,7 +264,7 @@ def additive_attention(
     return _attend(scores, value, masks, empty_rows)
 
 
-@takes(MaskedRows)
+@show_keywords_of(MaskedRows)
 def cosine_attention(
     query: Array,
     key: Array,
@@ -287,7 +287,7 @@ def _attend(stages: Stages, value: Array, masks: Any, empty_rows: EmptyRows) -> 
     return stages
 
 
-@takes(Differentiated)
+@show_keywords_of(Differentiated)
 def attention_gradients(
     query: Array,
     key: Array,
@@ -335,7 +335,7 @@ def attention_gradients(
     return gradients
 
 
-@takes(Attended)
+@show_keywords_of(Attended)
 def gated_attention(query: Array, key: Array, value: Array, gate: Array, **options: Unpack[Attended]) -> Stages:
     """Attend, and multiply the output with the sigmoid of its gate."""
     stages = attention(query, key, value, **options)
@@ -344,7 +344,7 @@ def gated_attention(query: Array, key: Array, value: Array, gate: Array, **optio
     return stages
 
 
-@takes(Differentiated)
+@show_keywords_of(Differentiated)
 def gated_attention_gradients(
     query: Array,
     key: Array,
@@ -359,7 +359,7 @@ def gated_attention_gradients(
     return gradients | {"grad_gate": grad_output * context * _sigmoid_slope(opened)}
 
 
-@takes(Scored)
+@show_keywords_of(Scored)
 def packed_attention(
     query: Array,
     key: Array,
@@ -385,7 +385,7 @@ def packed_attention(
     }
 
 
-@takes(Scored)
+@show_keywords_of(Scored)
 def packed_attention_gradients(
     query: Array,
     key: Array,
@@ -411,7 +411,7 @@ def packed_attention_gradients(
     return {name: np.concatenate(arrays, axis=-2) for name, arrays in parts.items()} | shared
 
 
-@takes(StoredPages)
+@show_keywords_of(StoredPages)
 def paged_attention(
     query: Array,
     key_pages: Array,
@@ -443,7 +443,7 @@ _numbers_of_codes = make_numbers_of_codes(
 )
 
 
-@takes(Stored)
+@show_keywords_of(Stored)
 def quantized_attention(
     query: Array,
     key: Array,
@@ -460,7 +460,7 @@ def quantized_attention(
     return attention(*_numbers_of_codes(query, key, value, keywords), mask=mask, key_lengths=key_lengths, **keywords)
 
 
-@takes(Normalized)
+@show_keywords_of(Normalized)
 def normalized_attention(
     query: Array,
     key: Array,
@@ -488,7 +488,7 @@ def normalized_attention(
     return stages | attention(stages["normalized_query"], stages["normalized_key"], value, **options)
 
 
-@takes(Latent)
+@show_keywords_of(Latent)
 def latent_attention(
     query: Array,
     latent: Array,
@@ -506,7 +506,7 @@ def latent_attention(
     return attention(query, key, value, **options)
 
 
-@takes(Projected)
+@show_keywords_of(Projected)
 def multi_head_attention(
     query: Array,
     key: Array,

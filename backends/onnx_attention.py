@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from attncheck.backends import numpy_backend
-from attncheck.backends.contract import CallOptions, Stages, Window, takes_only
+from attncheck.backends.contract import CallOptions, Stages, Window, pass_as_options
 
 Array: TypeAlias = NDArray[Any]
 Evaluate = Callable[["OnnxNode", Mapping[str, Array]], list[Array]]
@@ -50,7 +50,7 @@ class OnnxNode:
     domain: str = ""
 
     @property
-    def returned(self) -> list[str]:
+    def returned_outputs(self) -> list[str]:
         """Return the names of the outputs that are not omitted."""
         return list(filter(None, self.outputs))
 
@@ -63,7 +63,8 @@ def make_model(node: OnnxNode) -> onnx.ModelProto:
     operator_node = helper.make_node(node.operator, names, node.outputs, domain=node.domain, **dict(node.attributes))
     inputs = [helper.make_tensor_value_info(name, ONNX_TYPES[dtype], None) for name, dtype in dtypes.items()]
     outputs = [
-        helper.make_tensor_value_info(name, ONNX_TYPES[next(iter(dtypes.values()))], None) for name in node.returned
+        helper.make_tensor_value_info(name, ONNX_TYPES[next(iter(dtypes.values()))], None)
+        for name in node.returned_outputs
     ]
     graph = helper.make_graph([operator_node], node.operator, inputs, outputs)
     opsets = [helper.make_opsetid("", node.opset), *([helper.make_opsetid(node.domain, 1)] if node.domain else [])]
@@ -90,7 +91,7 @@ class OnnxAttention:
 
     from_numpy, to_numpy = staticmethod(numpy_backend.from_numpy), staticmethod(numpy_backend.to_numpy)
 
-    @takes_only("mask", "bias", "is_causal", "scale", "softcap", "window", "key_lengths", "past_key", "past_value")
+    @pass_as_options("mask", "bias", "is_causal", "scale", "softcap", "window", "key_lengths", "past_key", "past_value")
     def attention(self, query: Array, key: Array, value: Array, options: CallOptions) -> Stages:
         """Attend in one node. After a past, causality and a window count from its end, as in the contract."""
         mask, bias, key_lengths = options.mask, options.bias, options.key_lengths
@@ -118,7 +119,7 @@ class OnnxAttention:
         stages: Stages = dict.fromkeys(self._stage_of(options, forbids=forbids), *stage)
         return stages | {"output": output}
 
-    @takes_only("is_causal", "scale", "softcap", "window")
+    @pass_as_options("is_causal", "scale", "softcap", "window")
     def paged_attention(
         self,
         query: Array,
@@ -228,10 +229,10 @@ def _describe_numpy() -> dict[str, str]:
 def _evaluate_in_numpy(node: OnnxNode, inputs: Mapping[str, Array]) -> list[Array]:
     from onnx.reference import ReferenceEvaluator  # imported here, because writing files does not need it
 
-    outputs: list[Array] = ReferenceEvaluator(make_model(node)).run(node.returned, dict(inputs))
+    outputs: list[Array] = ReferenceEvaluator(make_model(node)).run(node.returned_outputs, dict(inputs))
     return outputs
 
 
-_in_numpy = partial(OnnxAttention, _evaluate_in_numpy, _prepare_numpy, _describe_numpy, 25)
-OUTPUT = _in_numpy()
-SCORES, CAPPED, MASKED, WEIGHTS = (_in_numpy(mode) for mode in range(4))
+_make_numpy_operator = partial(OnnxAttention, _evaluate_in_numpy, _prepare_numpy, _describe_numpy, 25)
+OUTPUT = _make_numpy_operator()
+SCORES, CAPPED, MASKED, WEIGHTS = (_make_numpy_operator(mode) for mode in range(4))

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from attncheck.backends.contract import CallOptions, Stages, takes_only
+from attncheck.backends.contract import CallOptions, Stages, pass_as_options
 from attncheck.backends.derived import with_functions
 from attncheck.backends.onnx_attention import (
     Array,
@@ -66,14 +66,14 @@ def _session(node: OnnxNode, threads: int) -> onnxruntime.InferenceSession:
 
 
 def _evaluate(node: OnnxNode, inputs: Mapping[str, Array]) -> list[Array]:
-    outputs: list[Array] = _session(node, _threads["number"]).run(node.returned, dict(inputs))
+    outputs: list[Array] = _session(node, _threads["number"]).run(node.returned_outputs, dict(inputs))
     return outputs
 
 
-_on_cpu = partial(OnnxAttention, _evaluate, prepare, describe)
-KERNEL = _on_cpu(24)
-SCORES, CAPPED, MASKED, WEIGHTS = (_on_cpu(24, mode) for mode in range(4))
-FUNCTION = _on_cpu(25)
+_make_cpu_operator = partial(OnnxAttention, _evaluate, prepare, describe)
+KERNEL = _make_cpu_operator(24)
+SCORES, CAPPED, MASKED, WEIGHTS = (_make_cpu_operator(24, mode) for mode in range(4))
+FUNCTION = _make_cpu_operator(25)
 
 
 def run_operator(
@@ -100,7 +100,7 @@ def make_attention_bias(
     return None if bias is None else np.broadcast_to(bias, (*bias.shape[:2], *lengths))
 
 
-def set_attributes(**attributes: float | None) -> dict[str, float]:
+def drop_unset_attributes(**attributes: float | None) -> dict[str, float]:
     """Return the attributes that are not None. The operator reads 0 as its default, so 0 is refused."""
     for name, number in attributes.items():
         if number == 0:
@@ -108,7 +108,7 @@ def set_attributes(**attributes: float | None) -> dict[str, float]:
     return {name: float(number) for name, number in attributes.items() if number is not None}
 
 
-@takes_only("mask", "bias", "is_causal", "scale", "window", "key_lengths", "past_key", "past_value")
+@pass_as_options("mask", "bias", "is_causal", "scale", "window", "key_lengths", "past_key", "past_value")
 def _multi_head(query: Array, key: Array, value: Array, options: CallOptions) -> Stages:
     """Attend in one node. A mask that heads share is the key_padding_mask, any other is part of the bias."""
     mask, bias, window, key_lengths = options.mask, options.bias, options.window, options.key_lengths
@@ -135,7 +135,7 @@ def _multi_head(query: Array, key: Array, value: Array, options: CallOptions) ->
         "past_key": past_key,
         "past_value": past_value,
     }
-    attributes = set_attributes(scale=options.scale) | {"num_heads": heads}
+    attributes = drop_unset_attributes(scale=options.scale) | {"num_heads": heads}
     if padding is not None:
         attributes["mask_filter_value"] = float(np.finfo(np.float32).min)
     if options.is_causal or window is not None:
@@ -172,7 +172,7 @@ class _NodeArguments:
         return "causal" not in self.attributes
 
 
-@takes_only(
+@pass_as_options(
     *("mask", "bias", "sinks", "rotary_cos", "rotary_sin", "rotary_interleaved", "is_causal", "scale", "softcap"),
     *("window", "key_lengths", "past_key", "past_value", "query_offsets"),
 )
@@ -200,7 +200,7 @@ def _group_query(query: Array, key: Array, value: Array, options: CallOptions) -
     return {"output": _attend_with_cache(query, key, value, step)}
 
 
-@takes_only("is_causal", "scale", "softcap", "window")
+@pass_as_options("is_causal", "scale", "softcap", "window")
 def _group_query_paged(
     query: Array,
     key_pages: Array,
@@ -226,7 +226,7 @@ def _attributes(query: Array, key: Array, options: CallOptions) -> dict[str, flo
         if not (is_causal or right == 0):
             raise NotImplementedError("GroupQueryAttention has windows of what comes before a query alone")
         is_causal = True
-    attributes = set_attributes(scale=options.scale, softcap=options.softcap)
+    attributes = drop_unset_attributes(scale=options.scale, softcap=options.softcap)
     attributes |= {"num_heads": query.shape[1], "kv_num_heads": key.shape[1]}
     if not is_causal:
         attributes["causal"] = 0  # 1 by default; releases that have always been causal do not know the attribute

@@ -28,7 +28,7 @@ from jax.experimental.pallas.ops.gpu.decode_attention import gqa
 from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention as paged
 
 from attncheck.backends import jax_backend
-from attncheck.backends.contract import CallOptions, Stages, Tensor, takes_only
+from attncheck.backends.contract import CallOptions, Stages, Tensor, pass_as_options
 from attncheck.backends.derived import make_gradients, with_functions
 
 _BLOCK, _LONGEST = 16, 128
@@ -38,7 +38,7 @@ _MOST_PARTS, _MOST_PAGES_OF_A_BLOCK = 16, 8
 def _mha_attention(*, has_residuals: bool) -> Callable[..., Stages]:
     """Return attention by mha; with residuals, which have no gradients, it has a log-sum-exp."""
 
-    @takes_only("is_causal", "scale", "past_key", "past_value")
+    @pass_as_options("is_causal", "scale", "past_key", "past_value")
     def attention(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
         """Average the values; a past is a cache that the keys and values are appended to."""
         key, value, _ = options.with_past(key, value, jnp.concatenate)
@@ -50,7 +50,7 @@ def _mha_attention(*, has_residuals: bool) -> Callable[..., Stages]:
 def _mha_packed(*, has_residuals: bool) -> Callable[..., Stages]:
     """Return the same for sequences that lie one after the other."""
 
-    @takes_only("is_causal", "scale")
+    @pass_as_options("is_causal", "scale")
     def packed_attention(
         query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, options: CallOptions
     ) -> Stages:
@@ -104,7 +104,7 @@ def _segment_ids(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Tensor:
     return jnp.asarray(np.repeat(np.arange(len(first) - 1, dtype=np.int32), np.diff(first))[None])
 
 
-@takes_only("scale", "window", "key_lengths", "past_key", "past_value")
+@pass_as_options("scale", "window", "key_lengths", "past_key", "past_value")
 def _decode_attention(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
     """Attend with a single query; a window becomes the first and the last key."""
     if query.shape[2] != 1:

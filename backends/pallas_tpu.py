@@ -27,13 +27,13 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from attncheck.backends import jax_backend
-from attncheck.backends.contract import CallOptions, Stages, Tensor, takes_only
+from attncheck.backends.contract import CallOptions, Stages, Tensor, pass_as_options
 from attncheck.backends.derived import make_gradients, with_functions
 
 _LANES = 128
 
 
-@takes_only("bias", "is_causal", "scale", "key_lengths", "past_key", "past_value")
+@pass_as_options("bias", "is_causal", "scale", "key_lengths", "past_key", "past_value")
 def _flash_attention(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
     """Average the values; a past is a cache that the keys and values are appended to."""
     key, value, _ = options.with_past(key, value, jnp.concatenate)
@@ -78,7 +78,9 @@ def _interpret_off_tpu(function: Callable[..., Stages]) -> Callable[..., Stages]
 def _make_splash_attention(*, has_residuals: bool) -> Callable[..., Stages]:
     """Return attention by the kernel; with residuals, which have no gradients, it has a log-sum-exp."""
 
-    @takes_only("mask", "sinks", "is_causal", "scale", "softcap", "window", "key_lengths", "past_key", "past_value")
+    @pass_as_options(
+        "mask", "sinks", "is_causal", "scale", "softcap", "window", "key_lengths", "past_key", "past_value"
+    )
     def attention(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
         """Average the values; after a past, the masks are shifted by its length."""
         lengths, scale = options.key_lengths, options.scale

@@ -73,7 +73,7 @@ _ARRAYS = composed.ArrayFunctions(
     tanh=tf.tanh,
     transposed_product=partial(tf.matmul, transpose_b=True),
     where=_where,
-    whole=lambda integers: tf.cast(integers, tf.int32),
+    to_index_dtype=lambda integers: tf.cast(integers, tf.int32),
 )
 
 

@@ -27,7 +27,7 @@ import keras
 import tensorflow as tf
 
 from attncheck.backends import tensorflow_backend
-from attncheck.backends.contract import CallOptions, Stages, Tensor, Window, takes_only
+from attncheck.backends.contract import CallOptions, Stages, Tensor, Window, pass_as_options
 from attncheck.backends.derived import with_functions, with_gradients
 from attncheck.backends.library_arrays import FrameworkArrays, KerasArrays
 
@@ -42,7 +42,7 @@ def _mask_beyond_lengths(mask: Tensor | None, key_lengths: Tensor | None, keys: 
     return padding if mask is None else tf.logical_and(mask, padding)
 
 
-@takes_only("mask", "is_causal", "scale", "key_lengths")
+@pass_as_options("mask", "is_causal", "scale", "key_lengths")
 def _layer_attention(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
     """Fold the heads into the batch and call the layer."""
     batch, heads, queries, width = query.shape

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attncheck.backends import codes, composed, derived
-from attncheck.backends.contract import EmptyRows, Norm, Scored, Stages, takes
+from attncheck.backends.contract import EmptyRows, Norm, Scored, Stages, show_keywords_of
 
 
 def prepare(dtype: str, threads: int) -> None:
@@ -77,7 +77,7 @@ def gradients(
     return torch.autograd.grad(output, leaves, grad_output, materialize_grads=True)
 
 
-def sequences_of(
+def split_sequences(
     query: Tensor, key: Tensor, value: Tensor, cu_seqlens: tuple[Tensor, Tensor], key_lengths: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield the queries of each sequence, and its used keys and values."""
@@ -125,7 +125,7 @@ mask_scores = composed.make_mask_scores(_ARRAYS)
 attention = composed.make_attention(_ARRAYS, dot_scores, mask_scores, softmax)
 
 
-@takes(Scored)
+@show_keywords_of(Scored)
 def packed_attention(
     query: Tensor,
     key: Tensor,
@@ -139,7 +139,7 @@ def packed_attention(
     """Attend within one sequence after the other."""
     edges = options.pop("is_causal", False), options.pop("window", None)
     parts = []
-    for sequence in sequences_of(query, key, value, (cu_seqlens_q, cu_seqlens_k), key_lengths):
+    for sequence in split_sequences(query, key, value, (cu_seqlens_q, cu_seqlens_k), key_lengths):
         queries, keys = (torch.arange(tensor.size(2), device=tensor.device) for tensor in sequence[:2])
         behind = keys - (queries[:, None] + sequence[1].size(2) - sequence[0].size(2))
         mask = reduce(

@@ -33,7 +33,7 @@ from torch.nn.attention.flex_attention import (
 )
 
 from attncheck.backends import torch_backend
-from attncheck.backends.contract import CallOptions, Stages, Window, takes_only
+from attncheck.backends.contract import CallOptions, Stages, Window, pass_as_options
 from attncheck.backends.derived import compile_backend, make_gradients, output_only, with_functions
 from attncheck.backends.library_arrays import FrameworkArrays
 
@@ -142,7 +142,7 @@ class Flex:
     from_numpy = staticmethod(torch_backend.from_numpy)
     to_numpy = staticmethod(torch_backend.to_numpy)
 
-    @takes_only(
+    @pass_as_options(
         *("mask", "bias", "is_causal", "scale", "softcap", "window", "key_lengths"),
         *("past_key", "past_value", "query_offsets"),
     )
@@ -161,7 +161,7 @@ class Flex:
         score_mod = _make_score_mod(options.softcap, None if options.bias is None else options.bias.expand(scores))
         return self._attend(query, key, value, mods, score_mod=score_mod, scale=options.scale)
 
-    @takes_only("is_causal", "scale", "softcap", "window")
+    @pass_as_options("is_causal", "scale", "softcap", "window")
     def packed_attention(
         self,
         query: Tensor,

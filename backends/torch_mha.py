@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from attncheck.backends import torch_backend
 from attncheck.backends.composed import causal_and_window_conditions
-from attncheck.backends.contract import CallOptions, Stages, takes_only
+from attncheck.backends.contract import CallOptions, Stages, pass_as_options
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class MultiheadModule:
     from_numpy = staticmethod(torch_backend.from_numpy)
     to_numpy = staticmethod(torch_backend.to_numpy)
 
-    @takes_only("mask", "bias", "is_causal", "window", "key_lengths")
+    @pass_as_options("mask", "bias", "is_causal", "window", "key_lengths")
     def multi_head_attention(
         self,
         query: Tensor,

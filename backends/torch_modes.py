@@ -39,9 +39,9 @@ def _sdpa_mode(name: str, function: str, kernel: str) -> Library:
     return Library(
         name,
         description=f"functional.scaled_dot_product_attention with {kernel}",
-        call=f"attncheck.backends.torch_sdpa:{function}",
+        function_path=f"attncheck.backends.torch_sdpa:{function}",
         family="sdpa",
-        differs={"causal_beside_mask": True},
+        family_changes={"causal_beside_mask": True},
         module="attncheck.backends.torch_sdpa:LIBRARY",
         classes=FUSED_BWD,
         conventions=_ZERO_ROWS,
@@ -62,9 +62,9 @@ TORCH_MODES: tuple[Mode, ...] = (
     Library(
         "compile_output",
         description="torch.compile of attention that returns only its output, which it may rewrite",
-        call="attncheck.backends.torch_compile:fused",
+        function_path="attncheck.backends.torch_compile:fused",
         family="sdpa",
-        differs={"mask_kinds": frozenset({"added"})},
+        family_changes={"mask_kinds": frozenset({"added"})},
         module="attncheck.backends.torch_compile:OUTPUT",
         classes=EAGER,
         own_process=True,

@@ -26,10 +26,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper_left
 
 from attncheck.backends import torch_backend
-from attncheck.backends.contract import CallOptions, Stages, Window, takes_only
+from attncheck.backends.contract import CallOptions, Stages, Window, pass_as_options
 from attncheck.backends.derived import with_gradients
 from attncheck.backends.library_arrays import FrameworkArrays, KerasArrays
-from attncheck.backends.torch_backend import sequences_of
+from attncheck.backends.torch_backend import split_sequences
 
 _REFUSAL_MESSAGES = {
     "attn_mask should not be set when is_causal": (
@@ -110,7 +110,7 @@ def _upper_left_attention(
     return {"output": _attend_with_bias(query, key, value, causal_upper_left(query.size(2), key.size(2)), scale)}
 
 
-@takes_only("is_causal", "scale", "window", "past_key", "past_value")
+@pass_as_options("is_causal", "scale", "window", "past_key", "past_value")
 def _lower_right_attention(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
     """Attend with the last query at the last key: as many queries as keys, or a past before them."""
     is_causal, window = options.is_causal, options.window
@@ -136,7 +136,7 @@ def _lower_right_packed_attention(
     """Attend within each sequence separately, with a bias for its lengths."""
     if not is_causal:
         raise NotImplementedError("causal_lower_right is causal")
-    parts = sequences_of(query, key, value, (cu_seqlens_q, cu_seqlens_k), key_lengths)
+    parts = split_sequences(query, key, value, (cu_seqlens_q, cu_seqlens_k), key_lengths)
     return {"output": torch.cat([_attend_lower_right(*sequence, scale) for sequence in parts], dim=2)}
 
 

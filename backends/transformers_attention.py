@@ -35,7 +35,7 @@ from transformers.models.llama.modeling_llama import eager_attention_forward as 
 from transformers.models.t5.modeling_t5 import eager_attention_forward as t5_eager
 
 from attncheck.backends import torch_backend
-from attncheck.backends.contract import CallOptions, Stages, Window, takes_only
+from attncheck.backends.contract import CallOptions, Stages, Window, pass_as_options
 from attncheck.backends.derived import with_gradients
 
 _LAYER_TYPES = {"sliding": "sliding_attention", "chunked": "chunked_attention"}
@@ -214,7 +214,7 @@ class Interface:
         of_torch = torch_backend.describe()
         return {**of_torch, "version": transformers.__version__, "torch": of_torch["version"]}
 
-    @takes_only(
+    @pass_as_options(
         *("mask", "bias", "sinks", "is_causal", "scale", "softcap", "window", "key_lengths", "past_key", "past_value")
     )
     def attention(self, query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
@@ -241,7 +241,7 @@ class Interface:
             bias = bias.expand(shape)[..., shape[3] - layer.key.size(2) :]
         return self._attend_in_layer(layer, layer_mask, shape[3], replace(options, bias=bias))
 
-    @takes_only("sinks", "is_causal", "scale", "softcap", "window")
+    @pass_as_options("sinks", "is_causal", "scale", "softcap", "window")
     def packed_attention(
         self,
         query: Tensor,

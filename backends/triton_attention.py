@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attncheck.backends import torch_backend
-from attncheck.backends.contract import CallOptions, Stages, takes_only
+from attncheck.backends.contract import CallOptions, Stages, pass_as_options
 from attncheck.backends.torch_backend import from_numpy, prepare, to_numpy
 
 __all__ = ["attention", "describe", "from_numpy", "prepare", "to_numpy"]
@@ -107,7 +107,7 @@ def _attention_kernel(  # type: ignore[no-untyped-def] # Triton's compiler gives
     tl.store(log_sum_exp + start, logarithm, mask=rows < queries)
 
 
-@takes_only("mask", "bias", "is_causal", "scale", "key_lengths", "past_key", "past_value")
+@pass_as_options("mask", "bias", "is_causal", "scale", "key_lengths", "past_key", "past_value")
 def attention(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
     """Attend in one kernel."""
     key_lengths, (key, value, _) = options.key_lengths, options.with_past(key, value, torch.cat)

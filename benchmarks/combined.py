@@ -26,7 +26,7 @@ from combined_kernels import FUSED, KERNELS
 from combined_operations import FAULTS_OF_OPERATIONS, STATE
 from measuring import on_one_thread
 
-from attncheck.execution.operations import apply_layout
+from attncheck.execution.operations import apply_memory_layout
 from attncheck.execution.state_probe import StateProbe
 from attncheck.execution.worker import Computed
 from attncheck.judging.judge_stages import judge_stages
@@ -89,7 +89,7 @@ def units(patterns: Sequence[str]) -> Iterator[tuple[Case, str, RoundedInputs, C
         for dtype in case.dtypes:
             inputs = convert_inputs(case, exact, dtype)
             problem = make_problem_of_case(
-                case, replace(inputs, arrays=apply_layout(inputs.arrays, case.memory_layout))
+                case, replace(inputs, arrays=apply_memory_layout(inputs.arrays, case.memory_layout))
             )
             unknown = _OF_BLOCKS | ({"key_scale", "value_scale"} if case.operation == "paged_attention" else set())
             is_known = unknown.isdisjoint({*case.options, *case.inputs})

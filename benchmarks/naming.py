@@ -336,7 +336,7 @@ def evidence(patterns: Sequence[str]) -> dict[tuple[str, ...], dict[Any, Evidenc
                 continue
             call = make_problem_of_case(case, inputs).as_call()
             given = {**call.inputs, **call.options}
-            if "empty_rows" in given or TAKEN.lacking(given):
+            if "empty_rows" in given or TAKEN.missing_names(given):
                 continue
             truth = truth_of_case(case, inputs, ["output"])
             for faults, cases in found.items():
@@ -384,10 +384,10 @@ def _named_by_a_run(faults: Sequence[str], plan: Plan, judge: Judge) -> Counter[
         unasked = missing_conventions(TAKEN, call.options)
         given = {name: value for name, value in {**call.inputs, **call.options}.items() if name not in unasked}
         small = 0 < count_scores(case.operation, case.options, inputs.arrays) <= MAX_SCORES
-        if not small or unasked or TAKEN.lacking(given):
+        if not small or unasked or TAKEN.missing_names(given):
             continue
         with np.errstate(all="ignore"):
-            computed = Computed({"output": kernel(**given)}, not_asked=unasked)
+            computed = Computed({"output": kernel(**given)}, ignored_conventions=unasked)
         result = judge.judge_unit(case, unit.dtype, inputs, {item.name: computed})
         rows += [row for row in result.rows if row.verdict.exit_code]
         returned[item.name, case.id, unit.dtype] = computed

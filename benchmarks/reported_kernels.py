@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends.contract import CallOptions, Stages, takes_only
+from attncheck.backends.contract import CallOptions, Stages, pass_as_options
 
 Array = NDArray[Any]
 Part = tuple[Array, Array, Array]
@@ -66,19 +66,19 @@ class Right:
     tile = 16
 
     @classmethod
-    @takes_only(*_ALL)
+    @pass_as_options(*_ALL)
     def attention(cls, query: Array, key: Array, value: Array, options: CallOptions) -> Stages:
         """Attend: query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv) -> output (B, H, Lq, Dv)."""
         return {"output": cls.output(query, key, value, options)}
 
     @classmethod
-    @takes_only(*_ALL)
+    @pass_as_options(*_ALL)
     def gated_attention(cls, query: Array, key: Array, value: Array, gate: Array, options: CallOptions) -> Stages:
         """Attend, and multiply the output with the sigmoid of the gate (B, H, Lq, Dv)."""
         return {"output": cls.gated(cls.output(query, key, value, options), gate, key.shape[-2])}
 
     @classmethod
-    @takes_only(*_MASKS)
+    @pass_as_options(*_MASKS)
     def quantized_attention(
         cls, query: Array, key: Array, value: Array, key_scale: Array, value_scale: Array, options: CallOptions
     ) -> Stages:

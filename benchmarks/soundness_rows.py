@@ -133,7 +133,7 @@ def _rows(
     if isinstance(outcome, Failure):
         return [Row(**common, stage="", verdict=outcome.verdict, message=outcome.message)]
     own = find_known_empty_rows(implementation, expected_failures, drawn.id, unit.dtype)
-    own = replace(own, accepts_convention_option=not outcome.not_asked)
+    own = replace(own, accepts_convention_option=not outcome.ignored_conventions)
     judged = judge_and_diagnose(truth, outcome.stages, drawn.stage_shapes, rounding_model, own)
     rows = [Row(**common, **_stage_fields(judgement)) for judgement in judged.judgements]
     return [

@@ -192,7 +192,7 @@ def questions() -> str:
         (
             each.name,
             each.asks,
-            ("" if each.expected else "(-) ") + "; ".join(meaning.words for meaning in each.meanings),
+            ("" if each.expected else "(-) ") + "; ".join(meaning.text for meaning in each.meanings),
         )
         for each in QUESTIONS
     )

@@ -100,7 +100,7 @@ class CheckResult:
         Args:
             most: How many failing cases are explained.
         """
-        from attncheck.reports.failure_patterns import pattern_lines, simplicity
+        from attncheck.reports.failure_patterns import pattern_lines, simplicity_sort_key
         from attncheck.showing.explanation import explanation_text
 
         if not self.failures:
@@ -109,7 +109,7 @@ class CheckResult:
         named = {item.name: item for item in self._implementations}
         evaluations = dict.fromkeys((row.case, row.dtype, row.implementation) for row in self.failures)
         known = [evaluation for evaluation in evaluations if evaluation[0] in cases and evaluation[2] in named]
-        known.sort(key=lambda evaluation: simplicity(self.frames.cases[evaluation[0]]))
+        known.sort(key=lambda evaluation: simplicity_sort_key(self.frames.cases[evaluation[0]]))
         explanations = []
         for case, dtype, name in known[:most]:
             met = find_failure_among_calls(self._call_outcomes(name), (case, dtype), named[name], lambda _: cases)
@@ -185,7 +185,7 @@ def _run_check(
 ) -> CheckResult:
     limits, store = options.worker_limits, options.store
     check_user_cases(options, store)
-    chosen = _select_implementation(function, options, name, limits).with_dtypes(options.dtypes)
+    chosen = _select_implementation(function, options, name, limits).with_added_dtypes(options.dtypes)
     selection = select_configured_cases(options, store)
     if selection.faults:
         raise CaseError(list(selection.faults))
@@ -194,7 +194,7 @@ def _run_check(
         names = [item.name for item in chosen.implementations]
         narrowed = select_failed(selection.cases, options.dtypes, names, options.output)
         if narrowed.cases:
-            selection, only = replace(selection, cases=narrowed.cases), narrowed.only
+            selection, only = replace(selection, cases=narrowed.cases), narrowed.failed_units
     settings = Settings.of(options, chosen, selection.tags, only, store)
     settings = replace(settings, command=sys.orig_argv, complete=False, keeps_results=keeps_results)
     summary = run_cases(selection.cases, chosen, settings)
@@ -314,6 +314,6 @@ def _select_implementation(
 ) -> ImplementationSelection:
     if isinstance(function, str | os.PathLike):
         target = [os.fspath(function)]
-        return select_implementations(None, target, limits=limits, **called.called)
-    implementation = implementation_of_callable(function, name=name, **called.called)
-    return ImplementationSelection((implementation,), by_name=(implementation.name,))
+        return select_implementations(None, target, limits=limits, **called.as_keywords)
+    implementation = implementation_of_callable(function, name=name, **called.as_keywords)
+    return ImplementationSelection((implementation,), requested_by_name=(implementation.name,))

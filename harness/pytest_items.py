@@ -314,7 +314,7 @@ class JudgedSummary:
             return
         terminalreporter.section("attncheck")
         for name, coverage in self._coverage_by_implementation().items():
-            terminalreporter.line(f"{name}: {coverage.words}")
+            terminalreporter.line(f"{name}: {coverage.summary_text}")
         for line in self._shortfall_sentences():
             terminalreporter.line(f"too little was judged: {line}", red=True)
 
@@ -337,7 +337,9 @@ class JudgedSummary:
         covered = {}
         for name, cases in self.results.items():
             count = {outcome: sum(result[0] == outcome for result in cases.values()) for outcome in _OUTCOMES_BY_RANK}
-            lacks = UnsupportedReasons.of([result[1:] for result in cases.values() if result[0] == _UNSUPPORTED])
+            lacks = UnsupportedReasons.from_reasons(
+                [result[1:] for result in cases.values() if result[0] == _UNSUPPORTED]
+            )
             column = Column("", name, "")
             covered[name] = Coverage(column, len(cases), count[_JUDGED], lacks, count[_UNVERIFIED], count[_STOPPED])
         return covered

@@ -50,10 +50,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="judge an implementation: file.py:function, package.module:function, or a bundled one such as torch.sdpa",
     )
     for option in find_options(RunOptions).values():
-        if option.flag.pytest:
-            metavar, text = option.flag.pytest
+        if option.flag.pytest_metavar_and_help:
+            metavar, text = option.flag.pytest_metavar_and_help
             several: dict[str, Any] = {"action": "append", "default": []} if option.is_list else {}
-            group.addoption(f"--attncheck-{option.word}", metavar=metavar, help=text, **several)
+            group.addoption(f"--attncheck-{option.bare_name}", metavar=metavar, help=text, **several)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -80,10 +80,10 @@ def _read_options(config: pytest.Config) -> RunOptions:
     """Return the options of the command line. Raises ``UsageError`` where one cannot be read."""
     values = {}
     for option in find_options(RunOptions).values():
-        if option.flag.pytest:
-            name = f"--attncheck-{option.word}"
+        if option.flag.pytest_metavar_and_help:
+            name = f"--attncheck-{option.bare_name}"
             with _errors_in_one_line():
-                values[option.name] = option.read(config.getoption(name) or None, name)
+                values[option.name] = option.parse(config.getoption(name) or None, name)
     return RunOptions(**values)
 
 
@@ -99,7 +99,7 @@ def _errors_in_one_line() -> Iterator[None]:
 def _required_coverage(config: pytest.Config) -> MinimumJudged | None:
     """Return how much has to be judged: the option, or what the project says where nothing is picked."""
     options = config.stash[_RUN_OPTIONS]
-    picked = any(options.picked.values()) or bool(config.stash[_TEST_IDS])
+    picked = any(options.case_selection.values()) or bool(config.stash[_TEST_IDS])
     if options.min_judged is None and (picked or not config.getoption("--attncheck")):
         return None
     from attncheck.settings.config import minimum_to_be_judged
@@ -129,7 +129,7 @@ def _make_judges(
 
     with _errors_in_one_line():
         selection = pytest_items.select_cases(replace(options, tiles=options.tiles + find_tiles_in_names(ids)))
-        chosen = select_implementations(None, targets, **options.called)
+        chosen = select_implementations(None, targets, **options.as_keywords)
         judges = [
             pytest_items.ImplementationJudge.of(item, selection, options.store) for item in chosen.implementations
         ]
@@ -169,9 +169,9 @@ def conformance(function: Callable[..., Any] | str, **keywords: Unpack[Conforman
         options = read_options(keywords)
         selection = pytest_items.select_cases(options)
         if isinstance(function, str):
-            (implementation,) = select_implementations(None, [function], **options.called).implementations
+            (implementation,) = select_implementations(None, [function], **options.as_keywords).implementations
         else:
-            implementation = implementation_of_callable(function, **options.called)
+            implementation = implementation_of_callable(function, **options.as_keywords)
         implementation = pytest_items.with_unique_name(implementation)
         judge = pytest_items.ImplementationJudge.of(implementation, selection, options.store)
     except AttncheckError as error:

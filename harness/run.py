@@ -45,7 +45,7 @@ from attncheck.common.progress import ActivityTimes
 from attncheck.common.store import NO_STORE, Store
 from attncheck.common.wording import count_noun
 from attncheck.diagnosis.on_demand import LAZY_DIAGNOSER
-from attncheck.execution.call import Limits, kill_orphans, with_memory_per_worker
+from attncheck.execution.call import Limits, divide_memory_between_workers, kill_orphans
 from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.environment import describe_environment
 from attncheck.execution.implementations import ImplementationSelection, UserImplementation, source_location
@@ -120,7 +120,7 @@ class Settings(RecordedOptions):
         store: Store,
     ) -> Settings:
         """Return how these implementations are run as the options say. Raises ``CaseError`` for a list of failures."""
-        picked = options.picked | {"failed": [str(options.output)] if only is not None else []}
+        picked = options.case_selection | {"failed": [str(options.output)] if only is not None else []}
         complete = not any(picked.values())
         recorded = {field.name: getattr(options, field.name) for field in fields(RecordedOptions)}
         recorded |= {"tiles": tiles_to_run(options), "max_failures": 1 if options.exitfirst else options.max_failures}
@@ -208,11 +208,11 @@ def run_cases(
     if not settings.all_cases and (standard := _names_with_standard_cases(chosen)):
         from attncheck.planning.plan import choose_standard_units
 
-        with settings.times.of("choosing standard cases"):
+        with settings.times.measure("choosing standard cases"):
             plan = choose_standard_units(plan)
         if count := plan.standard_case_count:
             on_plan(_plan_sentence(cases, chosen, standard, count))
-    watch = FailureLimit(FailedRecord.start(settings.output, settings.only), settings.max_failures, on_failure)
+    watch = FailureLimit(FailedRecord.from_folder(settings.output, settings.only), settings.max_failures, on_failure)
     groups = [
         group
         for implementation in chosen.implementations
@@ -223,7 +223,7 @@ def run_cases(
         known = load_bundled_expected_failures([item.entry.name for item in chosen.implementations])
     judge = Judge(chosen.implementations, settings.keep_all_arrays, known, settings.store, LAZY_DIAGNOSER)
     with _open_executor(groups, judge, settings, described) as means:
-        on_begin(lambda: means.starting)
+        on_begin(lambda: means.starting_frameworks)
         summary = _CaseRun(plan, groups, chosen, settings, judge, watch, on_progress).execute(means)
     settings.store.trim()
     return summary
@@ -245,25 +245,31 @@ class _CaseRun:
     def execute(self, means: Executor) -> RunSummary:
         """Compute and judge what an earlier part of the run has not, diagnose what fails, and write all down."""
         plan, settings, watch = self.plan, self.settings, self.watch
-        environment = {**environment_record(self.chosen, settings), **means.record}
+        environment = {**environment_record(self.chosen, settings), **means.environment_record}
         resumed, records = ResumeState.empty(), partial(make_case_records, plan.cases, settings.tags)
         if settings.resume:
             again = {"untried": settings.limits.keep_going, "left_out": settings.all_cases}
             resumed = read_resume_state(settings.output, environment, records, **again)
         writer = ResultsWriter(settings.output, resume=not resumed.is_empty)
-        environment |= {**resumed.names, "backends": resumed.backends}
+        environment |= {**resumed.kept_environment, "backends": resumed.backend_descriptions}
         writer.write_json("environment.json", environment)
         writer.write_cases(records())
         writer.write_json(FAILED_FILE, watch.record.as_record())
-        recorder = ResultRecorder(writer, ExpectedFailureRecord(self.judge.expected_failures), on_judged=watch.see)
+        recorder = ResultRecorder(
+            writer, ExpectedFailureRecord(self.judge.expected_failures), on_judged=watch.record_rows
+        )
         for rows in resumed.rows():
-            recorder.restore(rows)
-            watch.record.note(rows)
+            recorder.restore_rows(rows)
+            watch.record.record(rows)
 
         def describe_backends() -> None:
             # What was not needed any more has said it earlier.
-            said = {name: text for name, text in means.descriptions.items() if text or name not in resumed.backends}
-            if (backends := {**resumed.backends, **said}) != environment["backends"]:
+            said = {
+                name: text
+                for name, text in means.descriptions.items()
+                if text or name not in resumed.backend_descriptions
+            }
+            if (backends := {**resumed.backend_descriptions, **said}) != environment["backends"]:
                 environment["backends"] = backends
                 writer.write_json("environment.json", environment)
 
@@ -274,10 +280,10 @@ class _CaseRun:
             self.on_progress(done, total)
 
         try:
-            finished = resumed.finished
+            finished = resumed.finished_units
             means.compute_and_judge(plan.drop_units(finished), recorder, report_progress)
             recorder.evaluations += sum(dtype in group.dtypes for _, dtype in finished for group in self.groups)
-            stopped = watch.stop(((plan.case(unit).id, unit.dtype) for unit in plan), finished)
+            stopped = watch.early_stop(((plan.case(unit).id, unit.dtype) for unit in plan), finished)
             if settings.complete and stopped is None:
                 messages = {row.message for row in recorder.failures}
                 in_part = set() if settings.all_cases else _names_with_standard_cases(self.chosen)
@@ -291,10 +297,12 @@ class _CaseRun:
             writer.write_json(FAILED_FILE, watch.record.as_record())
             describe_backends()
         failing = self._diagnose_failures(recorder)
-        if advice := self._advice(recorder, failing, RequestedRun.of(environment, len(plan.cases), stopped)):
+        if advice := self._advice(
+            recorder, failing, RequestedRun.from_environment(environment, len(plan.cases), stopped)
+        ):
             environment["asked"] |= advice
             writer.write_json("environment.json", environment)
-        asked = RequestedRun.of(environment, len(plan.cases), stopped)
+        asked = RequestedRun.from_environment(environment, len(plan.cases), stopped)
         summary = summarise(self.chosen, recorder, failing, asked)
         names = [item.name for item in self.chosen.implementations]
         writer.write_json("summary.json", {**summary.record, "implementations": names, "faults": 0})
@@ -320,7 +328,7 @@ class _CaseRun:
 
         returned = ReturnedStagesLookup(self.settings.output, recorder.undiagnosed)
         failing = diagnose_rows(
-            recorder.failures, self.plan, self.judge, returned, self._measure_conventions, recorder.judged
+            recorder.failures, self.plan, self.judge, returned, self._measure_conventions, recorder.judged_cases
         )
         replace_rows(self.settings.output, dict(zip(map(row_key, recorder.failures), failing, strict=True)))
         return failing
@@ -343,7 +351,7 @@ class _CaseRun:
         advice = {}
         for item in self.chosen.implementations:
             failed = {row.case for row in failing if row.implementation == item.name and row.fails_run}
-            right = set(recorder.judged.get(item.name, ())) - failed
+            right = set(recorder.judged_cases.get(item.name, ())) - failed
             if isinstance(item.entry, UserImplementation) and len(failed) > len(right):
                 from attncheck.asking.axes import axes_advice
 
@@ -357,12 +365,14 @@ class _CaseRun:
 
         ``excluded`` are functions for which other advice is more important.
         """
-        judged = recorder.judged
+        judged = recorder.judged_cases
         few = [
             item
             for item in self.chosen.implementations
             if item.name not in excluded
-            and asked.is_hardly_judged(item.name, len(judged.get(item.name, ())), recorder.not_offered(item.name))
+            and asked.is_hardly_judged(
+                item.name, len(judged.get(item.name, ())), recorder.count_cases_not_offered(item.name)
+            )
         ]
         if not few or self.settings.cluster is not None:
             return {}
@@ -378,7 +388,7 @@ class _CaseRun:
             refused -= judged.get(item.name, set())
             cases = [case for case in self.plan.cases if case.id in refused]
             if suggestion := suggest_requirements(item, cases, self.settings.limits):
-                suggestions[item.name] = suggestion.words(item)
+                suggestions[item.name] = suggestion.advice(item)
         return suggestions
 
     def _find_similar_failures(self, failing: Sequence[Row]) -> dict[str, str]:
@@ -417,7 +427,7 @@ def _open_executor(
     """Return what computes: workers on this machine, or a cluster for as long as this lasts."""
     if settings.cluster is None:
         kill_orphans()
-        limits = with_memory_per_worker(settings.limits, len({group.process for group in groups}))
+        limits = divide_memory_between_workers(settings.limits, len({group.process_key for group in groups}))
         logs = settings.output / "logs"
         runners: list[list[GroupRunner[Unit]]] = group_runners(groups, limits, logs, described)
         bundled = [group for group in groups if group.is_bundled]  # whose outcomes do not depend on those before
@@ -426,10 +436,10 @@ def _open_executor(
             helpers += group_runners(bundled, limits, logs, number=number)
         yield LocalExecutor(runners, judge, _max_workers(groups, settings.limits), helpers, settings.times)
         return
-    from attncheck.executors.dask.connection import connected  # Dask is an extra
+    from attncheck.executors.dask.connection import connect_for_run  # Dask is an extra
     from attncheck.executors.dask.driver import DaskExecutor
 
-    with connected(settings.cluster, groups, judge, settings.limits) as cluster:
+    with connect_for_run(settings.cluster, groups, judge, settings.limits) as cluster:
         yield DaskExecutor(cluster)
 
 
@@ -440,9 +450,9 @@ def _max_workers(groups: Sequence[WorkerGroup], limits: Limits) -> int:
     all of them. So do more groups than processors, at first: a unit is complete, and judged, only when the last ones
     answer. Frameworks that are compared keep a worker each, as far as memory allows.
     """
-    processors, processes = available_processors(), {group.process for group in groups}
+    processors, processes = available_processors(), {group.process_key for group in groups}
     if runs_several_frameworks(groups, limits.workers):
-        frameworks = {group.process for group in groups if group.imports_framework}
+        frameworks = {group.process_key for group in groups if group.imports_framework}
         return min(limits.workers, max(processors, len(frameworks)))
     compiles = any(group.implementation.runs_only_standard_cases for group in groups)
     takes_all = compiles or len(processes) > processors
@@ -463,7 +473,7 @@ def environment_record(chosen: ImplementationSelection, settings: Settings) -> d
         "started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S"),
         "asked": {
             **{name: list(values) for name, values in settings.picked.items()},
-            "by_name": list(chosen.by_name),
+            "by_name": list(chosen.requested_by_name),
             "own": [*user_entries],
             **({"conventions": conventions} if conventions else {}),
             **({"tiles": list(settings.tiles)} if settings.tiles else {}),
@@ -479,7 +489,7 @@ def environment_record(chosen: ImplementationSelection, settings: Settings) -> d
             item.name: {dtype: item.rounding_model(dtype) for dtype in DTYPES} for item in chosen.implementations
         },
         "again": command_words_by_name(chosen.implementations, settings.limits, kept),
-        "left_out": dict.fromkeys(chosen.left_out, "not installed"),
+        "left_out": dict.fromkeys(chosen.not_requested, "not installed"),
         "missing": dict.fromkeys(chosen.missing, "asked for by name, not installed"),
         "faults": [],  # of results of earlier releases, which ran the cases of other files where one had a fault
     }
@@ -493,8 +503,8 @@ def summarise(
 ) -> RunSummary:
     """Return what a run came to, of which these rows fail."""
     codes = {Verdict(row.verdict).exit_code for row in failing}
-    judged = {item.name: len(recorder.judged.get(item.name, ())) for item in chosen.implementations}
-    absent = {name: recorder.not_offered(name) for name in judged}
+    judged = {item.name: len(recorder.judged_cases.get(item.name, ())) for item in chosen.implementations}
+    absent = {name: recorder.count_cases_not_offered(name) for name in judged}
     short = shortfall_sentences(judged, asked, absent)
     if ExitCode.DISAGREE in codes:
         code = ExitCode.DISAGREE

@@ -94,7 +94,7 @@ def cell_table(frames: Frames) -> dict[str, CellRow]:
     kinds: dict[tuple[Any, ...], Cell] = {}  # hundreds of thousands of cells share few distinct ones
     rows: dict[tuple[Any, ...], CellRow] = {}  # many cases share equal rows
 
-    def row_of(cells: Iterable[tuple[Any, ...]]) -> CellRow:
+    def make_cell_row(cells: Iterable[tuple[Any, ...]]) -> CellRow:
         row: CellRow = {}
         for _, environment, implementation, dtype, *kind in cells:
             if (column := columns.get((environment, implementation))) is not None:
@@ -106,7 +106,7 @@ def cell_table(frames: Frames) -> dict[str, CellRow]:
     nothing: CellRow = {}
     table = dict.fromkeys(order, nothing)
     cells = zip(*(_share_equal_values(frame[name]) for name in frame), strict=True)
-    table |= {order[position]: row_of(of_case) for position, of_case in groupby(cells, key=itemgetter(0))}
+    table |= {order[position]: make_cell_row(of_case) for position, of_case in groupby(cells, key=itemgetter(0))}
     return table
 
 

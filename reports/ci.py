@@ -81,7 +81,7 @@ def append_summary(text: str, path: Path) -> None:
     Raises ``OutputError`` if the file cannot be written.
     """
     data = f"\n{text}\n".encode()
-    with OutputError.where(f"the summary {path}"):
+    with OutputError.convert_os_errors(f"the summary {path}"):
         taken = path.stat().st_size if path.exists() else 0
         room = MAX_SUMMARY_BYTES - taken
         if len(data) > room:
@@ -103,7 +103,7 @@ def annotation_lines(frames: Frames, report: Path, *, is_written: bool = True) -
     problems = [_workflow_command("error", {"title": "attncheck: not run"}, problem) for problem in frames.problems]
     errors = problems[:MAX_ANNOTATIONS]
     for defect in find_defects(frames)[: MAX_ANNOTATIONS - len(errors)]:
-        cases = f"{len(defect.cases):,} cases, the simplest " if defect.others else ""
+        cases = f"{len(defect.cases):,} cases, the simplest " if defect.further_case_count else ""
         shown = replace(defect.first, verdict=defect.name, dtype=", ".join(defect.dtypes), message=defect.text)
         errors.append(_annotation_line("error", shown, frames, cases))
     yield from errors
@@ -133,7 +133,7 @@ def _annotation_line(kind: str, failure: Failure, frames: Frames, cases: str = "
     source = frames.sources.get((failure.environment, failure.implementation))
     location = source or case
     dtype = f" in {failure.dtype}" if failure.dtype else ""
-    who = frames.named(failure.implementation, failure.environment)
+    who = frames.name_with_environment(failure.implementation, failure.environment)
     title = f"{failure.verdict}: {who or case['title']}{dtype}"
     stage = f"{failure.stage}: " if failure.stage else ""
     named = f"{case['name']} ({case['file']}:{case['line']})" if source else case["name"]

@@ -164,7 +164,7 @@ def change_lines(name: str, rows: Sequence[Row]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
 
 
-def with_causes_once(rows: Sequence[Row]) -> list[Row]:
+def without_repeated_causes(rows: Sequence[Row]) -> list[Row]:
     """Leave out the cause at the beginning of a message if a row above has it; the numbers of the row stay."""
     causes, shown = set[str](), []
     for row in rows:
@@ -247,7 +247,7 @@ def publish_comparison(frames: Frames, directory: Path) -> Path:
     if frames.problems:
         raise UsageError(f"only complete runs are published: {frames.problems[0]}")
     verdicts = []
-    for key, outcome in frames_verdicts(frames).items():
+    for key, outcome in verdicts_of_frames(frames).items():
         verdict, is_expected = outcome.word.removeprefix(_EXPECTED_PREFIX), outcome.word.startswith(_EXPECTED_PREFIX)
         row = (key.case, key.implementation, key.dtype, verdict, outcome.stage, str(is_expected).lower())
         verdicts.append(row)
@@ -262,7 +262,7 @@ def publish_comparison(frames: Frames, directory: Path) -> Path:
         VERSIONS: rows_to_csv(("implementation", "version", "python", "attncheck"), versions),
         README: render_comparison_readme(frames),
     }
-    with OutputError.where(directory):
+    with OutputError.convert_os_errors(directory):
         if directory.is_dir() and any(directory.iterdir()) and not (directory / VERDICTS).is_file():
             raise OutputError(
                 f"{directory} is not empty and contains no published comparison; name another folder with --published"
@@ -288,7 +288,7 @@ def find_drift(frames: Frames, directory: Path) -> PublishedDrift:
     left_out, published, verdicts = (
         _evaluations_covered_by_others(frames),
         read_published_verdicts(directory),
-        frames_verdicts(frames),
+        verdicts_of_frames(frames),
     )
     there = {escape_formula(case) for case in frames.results["case"]}
     cases = {evaluation.case for evaluation in published}
@@ -309,7 +309,7 @@ def _evaluations_covered_by_others(frames: Frames) -> set[Evaluation]:
     }
 
 
-def frames_verdicts(frames: Frames) -> dict[Evaluation, Outcome]:
+def verdicts_of_frames(frames: Frames) -> dict[Evaluation, Outcome]:
     """Return the verdicts of frames, without evaluations that other cases cover.
 
     Raises ``UsageError`` if an implementation ran in two environments.

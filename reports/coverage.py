@@ -56,21 +56,24 @@ STOPPING_VERDICTS = [verdict for verdict in Verdict if verdict.exit_code is Exit
 
 @dataclass(frozen=True)
 class UnsupportedReasons:
-    """The reasons why cases are unsupported: ``singly`` counts the cases per missing feature, most frequent first.
+    """The reasons why cases are unsupported, and the number of cases for each.
 
-    A case may lack several features; ``cases`` counts it once. It does not count cases that are ``not_offered``
-    (because of missing ``functions``, or only ``in_other_dtypes``) or that standard cases have ``stood_for``.
+    ``missing_feature_counts`` has the number of cases per missing feature, most frequent first.
+
+    A case may lack several features; ``cases`` counts it once. It does not count cases that are
+    ``not_offered`` (because of ``missing_functions``, or as ``cases_in_other_dtypes``) or that standard cases
+    cover (``cases_covered_by_standard``).
     """
 
     cases: int = 0
-    singly: tuple[tuple[str, int], ...] = ()
+    missing_feature_counts: tuple[tuple[str, int], ...] = ()
     not_offered: int = 0
-    functions: int = 0
-    in_other_dtypes: int = 0
-    stood_for: int = 0
+    missing_functions: int = 0
+    cases_in_other_dtypes: int = 0
+    cases_covered_by_standard: int = 0
 
     @classmethod
-    def of(cls, reasons: Collection[tuple[str, str]]) -> UnsupportedReasons:
+    def from_reasons(cls, reasons: Collection[tuple[str, str]]) -> UnsupportedReasons:
         """Count reasons, each a comma-separated list of missing features, and a message if the list is empty."""
         stood_for = sum(lacks == ALL_CASES for lacks, _ in reasons)
         functions = [lacks for lacks, _ in reasons if is_function_missing(lacks)]
@@ -82,7 +85,7 @@ class UnsupportedReasons:
         return cls(len(rest), tuple(singly), len(functions) + dtypes, len(set(functions)), dtypes, stood_for)
 
     def __str__(self) -> str:
-        texts = [f"{what} {count:,}" for what, count in self.singly]
+        texts = [f"{what} {count:,}" for what, count in self.missing_feature_counts]
         return ", ".join(texts if len(texts) == _MAX_LISTED_LACKS + 1 else truncate_list(_MAX_LISTED_LACKS, texts))
 
 
@@ -103,60 +106,62 @@ class Coverage:
     operations: tuple[str, ...] = ()
 
     @property
-    def stood_for(self) -> int:
+    def covered_by_standard_cases(self) -> int:
         """The number of cases that were not requested because the standard cases cover them."""
-        return self.lacks.stood_for
+        return self.lacks.cases_covered_by_standard
 
     @property
-    def standard(self) -> int:
+    def requested_cases(self) -> int:
         """The number of requested cases."""
-        return self.asked - self.stood_for
+        return self.asked - self.covered_by_standard_cases
 
     @property
-    def offered(self) -> int:
+    def offered_cases(self) -> int:
         """The number of requested cases with an operation and a dtype that the implementation offers."""
-        return self.standard - self.lacks.not_offered
+        return self.requested_cases - self.lacks.not_offered
 
     @property
-    def is_whole(self) -> bool:
+    def judged_all_requested(self) -> bool:
         """Return whether every requested case was judged."""
-        return self.judged >= self.standard - self.lacks.in_other_dtypes
+        return self.judged >= self.requested_cases - self.lacks.cases_in_other_dtypes
 
     @property
     def not_run(self) -> int:
         """The number of cases without a result."""
-        return max(0, self.offered - self.judged - self.lacks.cases - self.unverified - self.stopped)
+        return max(0, self.offered_cases - self.judged - self.lacks.cases - self.unverified - self.stopped)
 
     @property
-    def rest(self) -> str:
+    def unjudged_text(self) -> str:
         """List the outcomes of unjudged cases; empty if there are none."""
         parts = [f"{self.lacks.cases:,} unsupported: {self.lacks}"] if self.lacks.cases else []
         parts += [f"{self.unverified:,} unverified: no exact answer"] if self.unverified else []
         parts += [f"{self.stopped:,} could not be run"] if self.stopped else []
         parts += [f"{self.not_run:,} not run"] if self.not_run else []
-        not_offered = "other operations" if self.offered else "operations"
-        parts += [f"{not_offered} not offered: {self.lacks.functions}"] if self.lacks.functions else []
+        not_offered = "other operations" if self.offered_cases else "operations"
+        parts += [f"{not_offered} not offered: {self.lacks.missing_functions}"] if self.lacks.missing_functions else []
         return "; ".join(parts)
 
     @property
-    def words(self) -> str:
+    def summary_text(self) -> str:
         """Return how many cases of the offered operations were judged, and what the rest lacks."""
-        cases = count_noun(self.offered or self.standard, "standard case" if self.stood_for else "case")
-        rest = ", which cover the rest" if self.stood_for else ""
+        cases = count_noun(
+            self.offered_cases or self.requested_cases, "standard case" if self.covered_by_standard_cases else "case"
+        )
+        rest = ", which cover the rest" if self.covered_by_standard_cases else ""
         few = (
             join_words(self.operations)
             if len(self.operations) <= _MAX_OPERATIONS
             else f"{len(self.operations)} operations"
         )
         kinds = [few] if self.lacks.not_offered and self.operations else []
-        kinds += [_IN_DTYPES] if self.lacks.in_other_dtypes and self.offered else []
+        kinds += [_IN_DTYPES] if self.lacks.cases_in_other_dtypes and self.offered_cases else []
         only = f" ({', '.join(kinds)})" if kinds else ""
-        return "; ".join(filter(None, (f"judged {self.judged:,} of {cases}{only}{rest}", self.rest)))
+        return "; ".join(filter(None, (f"judged {self.judged:,} of {cases}{only}{rest}", self.unjudged_text)))
 
     @property
-    def in_dtypes(self) -> str:
+    def dtypes_note(self) -> str:
         """Return the note that cases that have only other dtypes are not counted; empty if there are none."""
-        return f" ({_IN_DTYPES})" if self.lacks.in_other_dtypes and self.offered else ""
+        return f" ({_IN_DTYPES})" if self.lacks.cases_in_other_dtypes and self.offered_cases else ""
 
 
 @cached_for_frames
@@ -183,7 +188,7 @@ def select_judged_rows(frames: Frames) -> pd.DataFrame:
 
 
 def _column_coverage(frames: Frames, column: Column, judged: int, unjudged_rows: pd.DataFrame | None) -> Coverage:
-    asked = frames.asked[column.environment].cases
+    asked = frames.requests[column.environment].cases
     if unjudged_rows is None:
         return Coverage(column, asked, judged)
     verdict_sets = unjudged_rows.groupby("case")["verdict"].agg(set)
@@ -210,7 +215,9 @@ def _column_coverage(frames: Frames, column: Column, judged: int, unjudged_rows:
                 if operation not in OPERATIONS or not OPERATIONS[operation].may_run_as_lowered
             )
         )
-    return Coverage(column, asked, judged, UnsupportedReasons.of(reasons.values()), unverified, stopped, operations)
+    return Coverage(
+        column, asked, judged, UnsupportedReasons.from_reasons(reasons.values()), unverified, stopped, operations
+    )
 
 
 def _count_similar(messages: Iterable[str]) -> dict[str, int]:
@@ -239,13 +246,13 @@ def shortfall_lines(frames: Frames) -> tuple[str, ...]:
     bad = select_failing(frames.results)
     stopped = bad[bad["verdict"].isin(STOPPING_VERDICTS)]
     failed = set(zip(stopped["environment"], stopped["implementation"], strict=True))
-    for environment, asked in frames.asked.items():
+    for environment, asked in frames.requests.items():
         covered = [entry for entry in coverage_by_column(frames) if entry.column.environment == environment]
         judged = {entry.column.implementation: entry.judged for entry in covered}
         absent = {entry.column.implementation: entry.lacks.not_offered for entry in covered}
-        where = f"{environment}: " if len(frames.asked) > 1 else ""
+        where = f"{environment}: " if len(frames.requests) > 1 else ""
         # An error that fails a comparison already explains why its implementation was not judged.
-        if asked.minimum is None:
+        if asked.minimum_judged is None:
             judged = {name: count for name, count in judged.items() if count or (environment, name) not in failed}
         lines += [where + line for line in shortfall_sentences(judged, asked, absent)]
     return tuple(lines)
@@ -287,9 +294,12 @@ def selection_sentences(frames: Frames) -> Iterable[str]:
         "failed": "what failed last time in",
         "searched": "what a search drew,",
     }
-    for environment, asked in frames.asked.items():
-        where = f"{environment}, partial run" if len(frames.asked) > 1 else "Partial run"
-        quoted = {**asked.picked, "match": tuple(f'"{pattern}"' for pattern in asked.picked.get("match", ()))}
+    for environment, asked in frames.requests.items():
+        where = f"{environment}, partial run" if len(frames.requests) > 1 else "Partial run"
+        quoted = {
+            **asked.case_selection,
+            "match": tuple(f'"{pattern}"' for pattern in asked.case_selection.get("match", ())),
+        }
         parts = [
             f"{words[name]}{'s' if len(picks) > 1 and not words[name].endswith('s') else ''} "
             f"{join_words(truncate_list(_MAX_LISTED_PICKS, picks, '{} more'))}"

@@ -90,7 +90,7 @@ class Defect:
     evaluations: int
     rows: int
     """The number of failing comparisons in all evaluations."""
-    how_wrong: str
+    wrong_element_sentence: str
     """The worst element of the simplest case, in a sentence, with the index that a document counts."""
 
     @property
@@ -99,7 +99,7 @@ class Defect:
         return self.diagnosis or self.first.verdict
 
     @property
-    def others(self) -> int:
+    def further_case_count(self) -> int:
         """The number of further cases."""
         return len(self.cases) - 1
 
@@ -142,7 +142,7 @@ def find_defects(frames: Frames) -> tuple[Defect, ...]:
                 _did_not_run(of.first),
                 of.name == Verdict.UNTRIED,
                 of.is_size_of_error,
-                -of.others,
+                -of.further_case_count,
             ),
         )
     )
@@ -213,7 +213,10 @@ def declaration_lines(frames: Frames) -> list[str]:
     Further lines name functions of the frameworks that are recorded to fail the same way.
     """
     failing = [column for column in frames.columns if defects_of_column(frames, column)]
-    alike = {column: frames.asked[column.environment].alike.get(column.implementation) for column in failing}
+    alike = {
+        column: frames.requests[column.environment].similar_known_failures.get(column.implementation)
+        for column in failing
+    }
     lines = [
         (column, line)
         for column in failing
@@ -223,8 +226,8 @@ def declaration_lines(frames: Frames) -> list[str]:
 
 
 def _convention_declaration(frames: Frames, column: Column) -> str:
-    asked = frames.asked[column.environment]
-    if column.implementation not in asked.own:
+    asked = frames.requests[column.environment]
+    if column.implementation not in asked.user_implementations:
         return ""
     by_cases = sorted(defects_of_column(frames, column), key=lambda defect: -len(defect.cases))
     numeric = [defect for defect in by_cases if defect.is_shown_by_calls and defect.first.verdict in _WRONG_NUMBERS]
@@ -250,13 +253,13 @@ _LACKING_CAPABILITY_WORDS = {
 
 def _capability_declaration(frames: Frames, column: Column) -> str:
     """Return the declaration of the capabilities that a user's function lacks: those whose cases all fail."""
-    if column.implementation not in frames.asked[column.environment].own:
+    if column.implementation not in frames.requests[column.environment].user_implementations:
         return ""
     own_defects = defects_of_column(frames, column)
     where = [
         pattern
         for pattern in confirmed_patterns(frames)
-        if pattern.column == column and pattern.failing == pattern.holding
+        if pattern.column == column and pattern.failing == pattern.cases_with_feature
     ]
     lacking: dict[str, Any] = {
         MISSING_CAPABILITIES[pattern.where]: False for pattern in where if pattern.where in MISSING_CAPABILITIES
@@ -268,7 +271,7 @@ def _capability_declaration(frames: Frames, column: Column) -> str:
 
 
 def _declaration_code(frames: Frames, column: Column, name: str, table: Mapping[str, Any]) -> str:
-    file, *_ = frames.again.get(column.environment, {}).get(column.implementation, [""])
+    file, *_ = frames.command_words.get(column.environment, {}).get(column.implementation, [""])
     return declaration_code(file, column.implementation.partition(".")[2], name, table)
 
 
@@ -349,7 +352,7 @@ def _make_defect(frames: Frames, group: Sequence[Failure], diagnosed: DiagnosedR
         dtypes=tuple(sorted(dtypes, key=[*DTYPES, *sorted(dtypes - set(DTYPES))].index)),
         evaluations=len(group),
         rows=sum(failure.rows for failure in group),
-        how_wrong=wrong_element_text(first, _layout_of_element(frames, first), of_several=len(dtypes) > 1),
+        wrong_element_sentence=wrong_element_text(first, _layout_of_element(frames, first), of_several=len(dtypes) > 1),
     )
     return replace(defect, text="float64 is as accurate as float32") if defect.is_computed_in_float32 else defect
 

@@ -96,7 +96,7 @@ def compare_frames(before: Frames, after: Frames, titles: tuple[str, str]) -> Di
 
     Raises ``UsageError`` if they have no evaluation in common.
     """
-    first, second = frames_outcomes(before), frames_outcomes(after)
+    first, second = outcomes_of_frames(before), outcomes_of_frames(after)
     both = first.keys() & second.keys()
     if not both:
         raise UsageError(_no_overlap_message(first, second, titles))
@@ -128,7 +128,7 @@ def _evaluation_index(frame: pd.DataFrame) -> pd.MultiIndex:
     return pd.MultiIndex.from_frame(frame[_EVALUATION_KEYS].astype(object))
 
 
-def frames_outcomes(frames: Frames) -> dict[comparison.Evaluation, comparison.Outcome]:
+def outcomes_of_frames(frames: Frames) -> dict[comparison.Evaluation, comparison.Outcome]:
     """Return the outcome of every evaluation."""
     wrong = frames.results[frames.results["verdict"].ne(Verdict.AGREE)].drop_duplicates(_EVALUATION_KEYS)
     messages = {_row_evaluation(row): row["message"] for row in to_records(wrong[[*_EVALUATION_KEYS, "message"]])}
@@ -219,7 +219,7 @@ _MEASURE_COLUMNS = {
 def error_changes(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
     """Return the errors that grew or shrank between two ``results`` frames whose environments have the same names."""
     parts = [
-        _grown_errors(lower, higher, change, measure)
+        _select_grown_errors(lower, higher, change, measure)
         for measure in _MEASURE_COLUMNS
         for change, lower, higher in (("grew", before, after), ("shrank", after, before))
     ]
@@ -232,7 +232,7 @@ def error_changes(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
     return changes.drop_duplicates(["change", *_ERROR_KEYS]).drop(columns="largest").reset_index(drop=True)
 
 
-def _grown_errors(lower: pd.DataFrame, higher: pd.DataFrame, change: str, measure: str) -> pd.DataFrame:
+def _select_grown_errors(lower: pd.DataFrame, higher: pd.DataFrame, change: str, measure: str) -> pd.DataFrame:
     names = _MEASURE_COLUMNS[measure]
     is_noisy = higher[names["tier"]].notna() & higher[names["tier"]].ne(ErrorTier.WITHIN)
     is_noisy |= higher[names["z"]].gt(_z_limits(higher["shape"]))
@@ -410,7 +410,7 @@ def _change_lines(name: str, frame: pd.DataFrame, *, verbose: bool = False) -> I
     rows = comparison.merge_dtypes(read)
     shown = rows if verbose else rows[: comparison.MAX_LISTED]
     yield from ("", Text(_TITLES[name], "bold"))
-    printed = comparison.with_causes_once(shown) if name == "verdicts" else shown
+    printed = comparison.without_repeated_causes(shown) if name == "verdicts" else shown
     for line, row in zip(comparison.change_lines(name, printed), shown, strict=True):
         yield Text(line, "red" if row["change"] == comparison.WORSE else "")
     if more := len(rows) - len(shown) + len(frame) - len(read):
@@ -439,7 +439,7 @@ def write_difference(difference: Difference, directory: Path) -> Path:
 
     The same results give the same bytes. Raises ``OutputError`` if the folder cannot be written.
     """
-    with OutputError.where(directory):
+    with OutputError.convert_os_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for name, frame in difference.tables().items():
             write_csv(frame, directory / f"diff_{name}.csv")
@@ -482,7 +482,7 @@ class Bisection:
         """Yield a row for each release: the counts of its outcomes, and of the changes from the one before."""
         kinds = {step.after: step.verdicts["change"].value_counts() for step in self.steps}
         for version, frames in self.releases.items():
-            outcomes_now = [outcome for outcome in frames_outcomes(frames).values() if outcome.word]
+            outcomes_now = [outcome for outcome in outcomes_of_frames(frames).values() if outcome.word]
             counts = kinds.get(version)
             yield {
                 "release": version,

@@ -62,23 +62,25 @@ _FAILS, _IS_WRONG, _CANNOT_RUN = "fails", "is wrong", "could not be run"
 
 @dataclass(frozen=True)
 class FailurePattern:
-    """A feature ``where`` an implementation fails: in ``failing`` of ``holding`` cases with it, in none of ``others``.
+    """A feature ``where`` an implementation fails.
 
-    ``noun`` is the counted unit: cases or, if some cases fail only in some of their dtypes, evaluations. ``shown_by``
-    has the simplest failing cases, each in a dtype.
+    It fails in ``failing`` of the ``cases_with_feature``, and in none of the ``others``.
+
+    ``noun`` is the counted unit: cases or, if some cases fail only in some of their dtypes, evaluations.
+    ``simplest_failures`` has the simplest failing cases, each in a dtype.
     """
 
     column: Column
     verb: str
     where: str
     failing: int
-    holding: int
+    cases_with_feature: int
     others: int
-    shown_by: tuple[tuple[str, str], ...]
+    simplest_failures: tuple[tuple[str, str], ...]
     noun: str = "case"
     tile: int = 0
     """The tile that explains the failures; 0 if none does."""
-    is_own: bool = False
+    is_user_function: bool = False
     """Whether the implementation is a user's function, which can declare what it does not accept."""
 
     @property
@@ -89,11 +91,13 @@ class FailurePattern:
     def text(self, *, with_environment: bool) -> str:
         """Return the pattern as a line, without the last full stop."""
         name = self.column.title(with_environment=with_environment, with_version=False)
-        only = "" if self.failing == self.holding else " only"
+        only = "" if self.failing == self.cases_with_feature else " only"
         counted = "" if self.noun == "case" else f" {self.noun}s"
-        takes_none = self.is_own and self.verb == _CANNOT_RUN and not only and self.where not in MISSING_CAPABILITIES
+        takes_none = (
+            self.is_user_function and self.verb == _CANNOT_RUN and not only and self.where not in MISSING_CAPABILITIES
+        )
         return (
-            f"{name} {self.verb}{only} where {self.where}: {self.failing:,} of {self.holding:,}{counted}; "
+            f"{name} {self.verb}{only} where {self.where}: {self.failing:,} of {self.cases_with_feature:,}{counted}; "
             f"passes elsewhere: {self.passing_elsewhere:,} of {self.others:,}"
             f"{'; if it takes none of these, let it raise NotImplementedError' if takes_none else ''}"
         )
@@ -105,7 +109,8 @@ def confirmed_patterns(frames: Frames) -> tuple[FailurePattern, ...]:
     return tuple(
         pattern
         for pattern in candidate_patterns(frames)
-        if pattern.where in frames.asked[pattern.column.environment].confirmed.get(pattern.column.implementation, ())
+        if pattern.where
+        in frames.requests[pattern.column.environment].confirmed_features.get(pattern.column.implementation, ())
     )
 
 
@@ -200,7 +205,7 @@ def _find_pattern(frames: Frames, column: Column, judged: pd.DataFrame, verb: st
     ways: list[tuple[str, CaseMask, Iterator[Feature], float]] = [("case", fails, case_features(cases), 1.0)]
     if (fails & passes).any():  # some dtypes of a case fail: at first these count, then cases of which any does
         of_evaluations = (
-            Feature(feature.text, feature.holds[of_case], feature.tile) for feature in case_features(cases)
+            Feature(feature.text, feature.case_mask[of_case], feature.tile) for feature in case_features(cases)
         )
         features = (feature for part in (dtype_features(judged["dtype"].tolist()), of_evaluations) for feature in part)
         # Dtypes of a case are no cases of their own.
@@ -210,19 +215,19 @@ def _find_pattern(frames: Frames, column: Column, judged: pd.DataFrame, verb: st
     if feature is None:
         return None
     dtypes = dict(zip(judged["case"][failing], judged["dtype"][failing], strict=True))
-    simplest = sorted(dtypes, key=lambda case: (simplicity(frames.cases[case]), case))[:_MAX_SHOWN]
-    failed, held = int((fails_here & feature.holds).sum()), int(feature.holds.sum())
+    simplest = sorted(dtypes, key=lambda case: (simplicity_sort_key(frames.cases[case]), case))[:_MAX_SHOWN]
+    failed, held = int((fails_here & feature.case_mask).sum()), int(feature.case_mask.sum())
     return FailurePattern(
         column,
         verb,
         feature.text,
         failing=failed,
-        holding=held,
-        others=len(feature.holds) - held,
-        shown_by=tuple((case, dtypes[case]) for case in simplest),
+        cases_with_feature=held,
+        others=len(feature.case_mask) - held,
+        simplest_failures=tuple((case, dtypes[case]) for case in simplest),
         noun=noun,
         tile=feature.tile,
-        is_own=column.implementation in frames.asked[column.environment].own,
+        is_user_function=column.implementation in frames.requests[column.environment].user_implementations,
     )
 
 
@@ -236,24 +241,25 @@ def _find_separating_feature(
     shared: list[Feature] = []
     seen: set[bytes] = set()
     for feature in features:
-        count = int(feature.holds.sum())
-        mark = blake2b(np.packbits(feature.holds).tobytes(), digest_size=16).digest()
+        count = int(feature.case_mask.sum())
+        mark = blake2b(np.packbits(feature.case_mask).tobytes(), digest_size=16).digest()
         if not 0 < count < len(failing) or mark in seen:
             continue
         seen.add(mark)
-        if feature.holds[failing].all():
+        if feature.case_mask[failing].all():
             shared.append(feature)
     test = _ChanceTest(int(failing.sum()), len(failing), len(seen) * looks, weight)
     for feature in shared:
-        if int(feature.holds.sum()) == test.failing:
-            return feature if test.is_evident(test.failing, test.all) else None
+        if int(feature.case_mask.sum()) == test.failing:
+            return feature if test.is_significant(test.failing, test.all) else None
     near = [
         feature
         for feature in shared
-        if test.failing >= _MIN_SHARE * int(feature.holds.sum()) and test.is_evident(int(feature.holds.sum()), test.all)
+        if test.failing >= _MIN_SHARE * int(feature.case_mask.sum())
+        and test.is_significant(int(feature.case_mask.sum()), test.all)
     ]
     near += _feature_pairs(shared, test)
-    return min(near, key=lambda feature: int(feature.holds.sum()), default=None)
+    return min(near, key=lambda feature: int(feature.case_mask.sum()), default=None)
 
 
 @dataclass(frozen=True)
@@ -268,9 +274,12 @@ class _ChanceTest:
     features: int
     weight: float
 
-    def is_evident(self, holding: int, among: int) -> bool:
-        """Return whether it is no chance that all failing cases of ``among`` are in the ``holding`` that have it."""
-        bits = _log2_choices(among, self.failing) - _log2_choices(holding, self.failing)
+    def is_significant(self, with_feature: int, among: int) -> bool:
+        """Return whether chance does not explain that all failing cases are among the cases ``with_feature``.
+
+        ``among`` is the number of all cases.
+        """
+        bits = _log2_choices(among, self.failing) - _log2_choices(with_feature, self.failing)
         return bits * self.weight >= math.log2(self.features * _MIN_ODDS)
 
 
@@ -279,13 +288,13 @@ def _feature_pairs(shared: Sequence[Feature], test: _ChanceTest) -> Iterator[Fea
 
     Each of the two is evident among the cases that have the other.
     """
-    held = [(feature, int(feature.holds.sum())) for feature in shared]
-    telling = [entry for entry in held if test.is_evident(test.failing, entry[1])][:_MAX_PAIRED_FEATURES]
+    held = [(feature, int(feature.case_mask.sum())) for feature in shared]
+    telling = [entry for entry in held if test.is_significant(test.failing, entry[1])][:_MAX_PAIRED_FEATURES]
     for i, j in sorted(combinations(range(len(telling)), 2), key=sum):
         (first, of_first), (second, of_second) = telling[i], telling[j]
-        both = first.holds & second.holds
+        both = first.case_mask & second.case_mask
         holding = int(both.sum())
-        if test.failing >= _MIN_SHARE * holding and test.is_evident(holding, min(of_first, of_second)):
+        if test.failing >= _MIN_SHARE * holding and test.is_significant(holding, min(of_first, of_second)):
             yield Feature(f"{first.text} and {second.text}", both, first.tile or second.tile)
 
 
@@ -316,7 +325,7 @@ class Feature:
     """A predicate: its words, which follow *where*, and the cases for which it is true. Simpler features come first."""
 
     text: str
-    holds: CaseMask
+    case_mask: CaseMask
     tile: int = 0
     """The tile of the feature, if it has one."""
 
@@ -329,8 +338,8 @@ def evaluate_feature_parts(
     A part is looked up by its words, which may need lengths that only the ``known`` records have.
     """
     together = [*known, *records]
-    of_dtypes = {feature.text: feature.holds for feature in dtype_features(dtypes)}
-    of_cases = {feature.text: feature.holds[len(known) :] for feature in case_features(together)}
+    of_dtypes = {feature.text: feature.case_mask for feature in dtype_features(dtypes)}
+    of_cases = {feature.text: feature.case_mask[len(known) :] for feature in case_features(together)}
     truths = [of_dtypes.get(part, of_cases.get(part)) for part in where.split(" and ")]
     if any(holds is None for holds in truths):
         return []
@@ -483,7 +492,7 @@ def _membership_features(
         yield Feature(text.format(name), np.array([name in values for values in values_of_cases]))
 
 
-def simplicity(case: Record) -> tuple[int, int]:
+def simplicity_sort_key(case: Record) -> tuple[int, int]:
     """Sort key of a case record: the number of elements of its inputs, then of options and optional inputs."""
     return sum(math.prod(shape) for shape in case["inputs"].values()), len(set_options_and_inputs(case))
 

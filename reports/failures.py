@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from attncheck.reports.coverage import DOCUMENT_VERDICTS, misprints
-from attncheck.reports.failure_patterns import simplicity
+from attncheck.reports.failure_patterns import simplicity_sort_key
 from attncheck.reports.frames import Frames, cached_for_frames, element_text, group_by_key, select_failing, to_records
 from attncheck.reports.json_documents import Failure
 from attncheck.reports.one_failure import EVALUATION_KEYS, failing_row_sort_key, make_failure
@@ -42,7 +42,7 @@ def find_failures(frames: Frames) -> tuple[Failure, ...]:
 def wrong_implementations(frames: Frames) -> tuple[Failure, ...]:
     """Return the failures that implementations are to blame for, the simplest case first."""
     wrong = failures_by_case(frames, with_records=False)
-    order = {case: simplicity(frames.cases[case]) for case in {failure.case for failure in wrong}}
+    order = {case: simplicity_sort_key(frames.cases[case]) for case in {failure.case for failure in wrong}}
     return tuple(sorted(wrong, key=lambda failure: order[failure.case]))
 
 
@@ -103,6 +103,6 @@ def rerun_commands(frames: Frames, cell: Mapping[str, Any], names: Sequence[str]
 
     There are none if no command line can name the implementation, because it was passed as an object.
     """
-    words = command_words_of(cell["implementation"], frames.again.get(cell["environment"], {}))
+    words = command_words_of(cell["implementation"], frames.command_words.get(cell["environment"], {}))
     case = frames.cases[cell["case"]]
     return tuple(case_command(name, case, words, cell["dtype"]) for name in names) if words else ()

@@ -38,8 +38,8 @@ from attncheck.common.wording import (
     DocumentLayout,
     format_element,
     format_judged_rows,
-    layout_of,
     parse_index,
+    stage_layout,
     truncate_list,
 )
 from attncheck.results.coverage import RequestedRun
@@ -82,7 +82,7 @@ class KeptArrays:
     def _parts(self) -> Mapping[str, ArrayParts]:
         return {environment: ArrayParts(directory) for environment, directory in self.directories.items()}
 
-    def of(self, case: str, dtype: str) -> dict[ArrayKey, Array]:
+    def arrays_of(self, case: str, dtype: str) -> dict[ArrayKey, Array]:
         """Return the kept arrays of one case in one dtype, read-only; empty if there are none.
 
         Unreadable arrays are left out: a report without a picture is better than no report.
@@ -90,7 +90,7 @@ class KeptArrays:
         arrays: dict[ArrayKey, Array] = {}
         for environment, parts in self._parts.items():
             with suppress(ResultsError):
-                arrays |= {(environment, *key): array for key, array in parts.of(case, dtype).items()}
+                arrays |= {(environment, *key): array for key, array in parts.arrays_of(case, dtype).items()}
         return arrays
 
 
@@ -161,7 +161,7 @@ class Frames:
     """The notes about missing units that were requested; a framework that is not installed is none."""
     announced: tuple[str, ...] = ()
     """The problems that a run prints when it begins."""
-    asked: Mapping[str, RequestedRun] = field(default_factory=dict)
+    requests: Mapping[str, RequestedRun] = field(default_factory=dict)
     """The request of every run, by environment."""
     sources: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     """By environment and implementation: the file and line of the ``def`` of a user's function."""
@@ -173,7 +173,7 @@ class Frames:
     """The kept inputs, stages, exact answers and bounds of the runs."""
     classes: Mapping[tuple[str, str], Mapping[str, str]] = field(default_factory=dict)
     """By environment and implementation, then by dtype: the rounding model that names the bounds among the arrays."""
-    again: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
+    command_words: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     """By environment, then by implementation: the words that name it on a command line (``settings.commands``)."""
 
     properties: Mapping[str, Sequence[Row]] = field(default_factory=dict)
@@ -184,7 +184,7 @@ class Frames:
         """Return whether names need their environment."""
         return len(self.environments) > 1
 
-    def named(self, name: str, environment: str) -> str:
+    def name_with_environment(self, name: str, environment: str) -> str:
         """Return an implementation's name, with its environment if there are several; empty for an empty name."""
         return f"{name} ({environment})" if name and environment and self.has_several_environments else name
 
@@ -327,7 +327,7 @@ def document_layout(case: Mapping[str, Any], row: Mapping[str, Any]) -> Document
     lengths = shape.split("x") if isinstance(shape, str) and shape != "scalar" else ()
     shape_shown = tuple(map(int, lengths)) or next((tuple(entry["shape"]) for entry in expected), ())
     transposed = ((entry["name"], bool(entry["transpose"])) for entry in expected)
-    return layout_of(str(row["stage"]), shape_shown, transposed, is_document=is_document(case))
+    return stage_layout(str(row["stage"]), shape_shown, transposed, is_document=is_document(case))
 
 
 def element_text(case: Mapping[str, Any], row: Mapping[str, Any], name: str = "") -> str:
@@ -438,7 +438,10 @@ def make_frames(merged: Merged) -> Frames:
         has_faults=any(run.environment["faults"] for run in merged.runs),
         problems=tuple(text for kind, text in notes if kind >= _PROBLEM),
         announced=tuple(text for kind, text in notes if kind == _ANNOUNCED),
-        asked={run.label: RequestedRun.of(run.environment, len(run.cases), run.stopped) for run in merged.runs},
+        requests={
+            run.label: RequestedRun.from_environment(run.environment, len(run.cases), run.stopped)
+            for run in merged.runs
+        },
         sources={
             (run.label, name): source
             for run in merged.runs
@@ -447,7 +450,7 @@ def make_frames(merged: Merged) -> Frames:
         started={run.label: run.environment.get("started", "") for run in merged.runs},
         times=rows.loc[rows["seconds"].notna(), ["environment", "implementation", "case", "dtype", "seconds"]],
         arrays=KeptArrays({run.label: run.directory for run in merged.runs}),
-        again={run.label: run.environment.get("again", {}) for run in merged.runs},
+        command_words={run.label: run.environment.get("again", {}) for run in merged.runs},
         properties={run.label: run.properties for run in merged.runs if run.properties},
         classes={(run.label, name): of for run in merged.runs for name, of in run.environment["classes"].items()},
     )

@@ -169,7 +169,9 @@ class CoverageRecord(Record):
         "The number of cases of operations that it lacks, or that exist only in dtypes that it lacks.",
         "lacks.not_offered",
     ]
-    covered: Annotated[int, "The number of cases that did not run because the standard cases cover them.", "stood_for"]
+    covered: Annotated[
+        int, "The number of cases that did not run because the standard cases cover them.", "covered_by_standard_cases"
+    ]
     unverified: Annotated[int, "The number of cases without an exact answer."]
     stopped: Annotated[int, "The number of cases that raised, crashed or ran out of time."]
     not_run: Annotated[int, "The number of cases without a result."]
@@ -184,7 +186,7 @@ class InCommon(Record):
     text: Annotated[str, "It in words."]
     where: Annotated[str, "The common feature."]
     failing: Annotated[int, "The number of failing cases with the feature."]
-    of: Annotated[int, "The number of cases with the feature.", "holding"]
+    of: Annotated[int, "The number of cases with the feature.", "cases_with_feature"]
     passing_elsewhere: Annotated[int, "The number of passing cases without the feature."]
     counted: Annotated[str, "The unit of the counts: cases, or evaluations."]
 

@@ -86,8 +86,8 @@ def _largest_differences(frames: Frames) -> Section | None:
         rows.append(
             (
                 *(Mark(row["case"]), Mark(row["stage"]), row["dtype"]),
-                frames.named(row["implementation"], row["environment"]),
-                frames.named(row["other"], row["other_environment"]),
+                frames.name_with_environment(row["implementation"], row["environment"]),
+                frames.name_with_environment(row["other"], row["other_environment"]),
                 element_text(frames.cases[row["case"]], row),
                 *(short_number_or_empty(row["value"], digits), short_number_or_empty(row["reference"], digits)),
                 *(short_number_or_empty(row["difference"]), short_number_or_empty(row["ratio"]), row["verdict"]),

@@ -100,7 +100,7 @@ class _CrossRunComparison:
     def _read(self, parts: ArrayParts, unit: Unit) -> Mapping[str, Stages]:
         stages: dict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
         try:
-            for (name, stage), array in parts.of(*unit).items():
+            for (name, stage), array in parts.arrays_of(*unit).items():
                 stages[name][stage] = array
         except ResultsError as error:
             self.unreadable.add(str(error))

@@ -63,7 +63,7 @@ def outcome_document(
         coverage={
             titles[entry.column]: json_documents.CoverageRecord.derive(
                 entry,
-                lacks=dict(entry.lacks.singly),
+                lacks=dict(entry.lacks.missing_feature_counts),
                 padded=padded[entry.column]["case"].nunique() if entry.column in padded else 0,
             )
             for entry in coverage_by_column(frames)
@@ -73,7 +73,7 @@ def outcome_document(
         sentences=list(answer.sentences),
         stopped={
             label: json_documents.Stopped.derive(asked.stopped)
-            for label, asked in frames.asked.items()
+            for label, asked in frames.requests.items()
             if asked.stopped
         },
         in_common=[

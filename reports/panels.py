@@ -295,7 +295,7 @@ class Drawing:
 
 def read_kept_case(arrays: KeptArrays, case: str, dtype: str) -> KeptCase | None:
     """Return a case's inputs and exact stages, of the first run that kept them; None if no run did."""
-    kept = arrays.of(case, dtype)
+    kept = arrays.arrays_of(case, dtype)
     for environment in dict.fromkeys(key[0] for key in kept):
         inputs, exact = ({k[2]: kept[k] for k in kept if k[:2] == (environment, name)} for name in (INPUTS, EXACT))
         if inputs and exact:

@@ -71,7 +71,7 @@ def property_state(row: Row) -> str:
 def property_rows(frames: Frames) -> list[Row]:
     """Return the rows of properties of all environments, with the implementations named as their columns."""
     return [
-        replace(row, implementation=frames.named(row.implementation, label))
+        replace(row, implementation=frames.name_with_environment(row.implementation, label))
         for label, rows in frames.properties.items()
         for row in rows
     ]
@@ -82,8 +82,8 @@ def broken_properties(frames: Frames) -> tuple[tuple[Row, str], ...]:
     """Return a row for each failing property, case and implementation, with the command that explains it."""
     return tuple(
         (
-            replace(row, implementation=frames.named(row.implementation, label)),
-            explain_command(row, frames.again.get(label, {})),
+            replace(row, implementation=frames.name_with_environment(row.implementation, label)),
+            explain_command(row, frames.command_words.get(label, {})),
         )
         for label, rows in frames.properties.items()
         for row in worst_failing_rows(rows)

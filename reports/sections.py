@@ -116,7 +116,7 @@ def implementations_section(frames: Frames) -> Section | None:
     lacking = [
         Details(
             f"{frames.title(entry.column, with_version=False)}: unsupported cases by missing feature",
-            [Items([f"{what}: {count:,}" for what, count in entry.lacks.singly])],
+            [Items([f"{what}: {count:,}" for what, count in entry.lacks.missing_feature_counts])],
         )
         for entry in coverage_by_column(frames)
         if entry.lacks.cases
@@ -162,7 +162,7 @@ def defects_section(
         return None
     entries = []
     for defect in every_defect[:most]:
-        message = truncate(defect.how_wrong if defect.diagnosis else defect.first.message, most_letters)
+        message = truncate(defect.wrong_element_sentence if defect.diagnosis else defect.first.message, most_letters)
         shown_by = pictures.get((*defect.column, defect.first.case, defect.first.dtype), ())
         entries.append(_defect_entry(frames, defect, message, shown_by, most_cases))
         most_cases -= len(defect.cases)
@@ -181,11 +181,14 @@ def _defect_entry(
 ) -> tuple[str, list[Block]]:
     first, cases = defect.first, defect.cases
     state = first.verdict if first.verdict in _RECORD_STATES else State.FAILING.value
-    who = frames.named(first.implementation, first.environment)
+    who = frames.name_with_environment(first.implementation, first.environment)
     dtypes = f", in {', '.join(defect.dtypes)}" if first.dtype else ""
     stage: Inline = (" at ", Mark(first.stage)) if first.stage else ""
     what: Inline = (" ", Mark(defect.text, "strong")) if defect.diagnosis else stage
-    simplest: Inline = (("The simplest: " if defect.others else ""), Mark(first.case, "case", column=defect.column))
+    simplest: Inline = (
+        ("The simplest: " if defect.further_case_count else ""),
+        Mark(first.case, "case", column=defect.column),
+    )
     blocks: list[Block] = [
         Text((Mark(first.verdict, state), what), "what"),
         Text(
@@ -199,7 +202,11 @@ def _defect_entry(
     blocks += [Text(message, "message")] if message else []
     blocks += pictures
     blocks += [Code(first.next[:1])] if first.next and defect.is_shown_by_calls else []
-    blocks += [_cases_details(f"All {len(cases):,} cases", cases, most_cases, defect.column)] if defect.others else []
+    blocks += (
+        [_cases_details(f"All {len(cases):,} cases", cases, most_cases, defect.column)]
+        if defect.further_case_count
+        else []
+    )
     return state, blocks
 
 
@@ -219,7 +226,7 @@ def expected_failures_section(frames: Frames) -> Section | None:
     headings = ["implementation", "verdict", "cases", "dtypes", "begins at", "reason", "thread"]
     rows = [
         (
-            frames.named(group["implementation"], group["environment"]),
+            frames.name_with_environment(group["implementation"], group["environment"]),
             Mark(group["verdict"], State.XFAIL.value),
             _case_list(group["cases"]),
             ", ".join(group["dtypes"]),

@@ -109,11 +109,11 @@ def _defect_lines(frames: Frames, defect: Defect) -> list[str]:
     """Return the cases of a defect, and its worst element in the simplest case."""
     first, dtypes = defect.first, f" [{', '.join(defect.dtypes)}]" if defect.first.dtype else ""
     which = f"{first.case}{dtypes}"
-    if defect.others:
+    if defect.further_case_count:
         which = f"{len(defect.cases):,} cases{dtypes}, the first {first.case},"
-    line = f"{defect.name}: {which} {frames.named(first.implementation, first.environment)}".rstrip()
+    line = f"{defect.name}: {which} {frames.name_with_environment(first.implementation, first.environment)}".rstrip()
     is_told_apart = first.stage and defect.is_shown_by_calls
-    return [line, f"  {defect.how_wrong}"] if is_told_apart else [f"{line}: {first.message}"]
+    return [line, f"  {defect.wrong_element_sentence}"] if is_told_apart else [f"{line}: {first.message}"]
 
 
 def property_lines(

@@ -60,10 +60,10 @@ def make_summary(frames: Frames) -> Summary:
     """Summarize whether the implementations agree, how many of the requested cases were judged, and the evidence."""
     short = tuple(f"Too little was judged: {line}." for line in coverage.shortfall_lines(frames))
     asked = [row for rows in frames.properties.values() for row in rows]
-    part = [entry for entry in coverage.coverage_by_column(frames) if not entry.is_whole]
+    part = [entry for entry in coverage.coverage_by_column(frames) if not entry.judged_all_requested]
     lacking: list[str] = []
     if len(part) > MAX_SPELT_OUT and not frames.results.empty:  # the first line has no room for these
-        lacking = [f"{frames.title(entry.column, with_version=False)}: {entry.words}." for entry in part]
+        lacking = [f"{frames.title(entry.column, with_version=False)}: {entry.summary_text}." for entry in part]
     sentences = (
         *short,
         *fact_sentences(frames),
@@ -120,7 +120,13 @@ def _verdict_cell(cells: Mapping[str, Cell]) -> Inline:
 
 def fact_sentences(frames: Frames) -> tuple[str, ...]:
     """Return the sentences about evaluations, stages, pairs, printed numbers and expected failures."""
-    sentences = (_evaluations_sentence, _stages_sentence, _pairs_sentence, _numbers_sentence, _known_sentence)
+    sentences = (
+        _evaluations_sentence,
+        _stages_sentence,
+        _pairs_sentence,
+        _numbers_sentence,
+        _expected_failures_sentence,
+    )
     return tuple(text for sentence in sentences if (text := sentence(frames)))
 
 
@@ -175,7 +181,7 @@ def _exceptions_text(rows: pd.DataFrame) -> str:
     return f", except for {join_words(parts)}" if parts else ""
 
 
-def _known_sentence(frames: Frames) -> str:
+def _expected_failures_sentence(frames: Frames) -> str:
     """Count the evaluations that fail as expected, or by a convention; empty if none does."""
     expected = select_expected_failures(frames.results)
     is_convention, sentences = are_by_convention(expected), []
@@ -229,7 +235,7 @@ def _numbers_sentence(frames: Frames) -> str:
         stages = count_noun(counts.not_returned, "stage")
         those = "that stage" if counts.not_returned == 1 else "those stages"
         sentences.append(f"Expected values for {stages} were not compared: no implementation returned {those}.")
-    return " ".join([*sentences, *_unprinted_sentence(frames)])
+    return " ".join([*sentences, *_computed_numbers_sentences(frames)])
 
 
 def _numbers_without_documents_sentence(frames: Frames) -> str:
@@ -257,7 +263,7 @@ def _printed_sentence(counts: coverage.NumberCounts) -> str:
     return f"Of {count_noun(counts.printed, 'printed number')} {join_words(parts)}{why}."
 
 
-def _unprinted_sentence(frames: Frames) -> list[str]:
+def _computed_numbers_sentences(frames: Frames) -> list[str]:
     documents = [key for key, case in frames.cases.items() if is_document(case)]
     unprinted = frames.numbers[frames.numbers["case"].isin(documents) & frames.numbers["basis"].eq("exact")]
     if unprinted.empty:
@@ -295,7 +301,7 @@ def _empty_run_reason(frames: Frames) -> str:
         return frames.problems[0]
     if not frames.columns:
         return "none of the implementations is installed"
-    if not any(asked.cases for asked in frames.asked.values()):
+    if not any(asked.cases for asked in frames.requests.values()):
         return "no case was left to run"
     names = " or ".join(frames.title(column) for column in frames.columns[:MAX_NAMED])
     return f"no case has a dtype that {names} declares"
@@ -307,25 +313,25 @@ def judged_extent(frames: Frames) -> str:
     if frames.results.empty:
         return ""
     if len(covered) == 1:
-        return f"J{covered[0].words[1:]}"
-    part = [entry for entry in covered if not entry.is_whole]
-    standard = [entry for entry in covered if entry.is_whole and entry.stood_for]
-    whole = [entry for entry in covered if entry.is_whole and not entry.stood_for]
+        return f"J{covered[0].summary_text[1:]}"
+    part = [entry for entry in covered if not entry.judged_all_requested]
+    standard = [entry for entry in covered if entry.judged_all_requested and entry.covered_by_standard_cases]
+    whole = [entry for entry in covered if entry.judged_all_requested and not entry.covered_by_standard_cases]
     if standard and not part and len({entry.asked for entry in covered}) == 1:
         return _standard_cases_text(frames, whole, standard)
     if len(part) <= MAX_SPELT_OUT:
-        sentences = [f"{_short_implementation_name(frames, entry.column)}: {entry.words}" for entry in part]
+        sentences = [f"{_short_implementation_name(frames, entry.column)}: {entry.summary_text}" for entry in part]
     else:
         short = [
             f"{_short_implementation_name(frames, entry.column)} {entry.judged:,} "
-            f"of {entry.offered or entry.standard:,}"
+            f"of {entry.offered_cases or entry.requested_cases:,}"
             for entry in part[:MAX_NAMED]
         ]
         more = f" and {len(part) - MAX_NAMED} more" if len(part) > MAX_NAMED else ""
         sentences = [f"Not judged in all cases: {', '.join(short)}{more}"]
-    sentences += [f"{_short_implementation_name(frames, entry.column)}: {entry.words}" for entry in standard]
+    sentences += [f"{_short_implementation_name(frames, entry.column)}: {entry.summary_text}" for entry in standard]
     if whole:
-        asked = {(entry.offered, entry.in_dtypes) for entry in whole}
+        asked = {(entry.offered_cases, entry.dtypes_note) for entry in whole}
         number, in_dtypes = next(iter(asked))
         cases = f"{number:,} of {count_noun(number, 'case')}{in_dtypes}" if len(asked) == 1 else "all of their cases"
         others = "The other" if len(whole) == 1 else "The others"
@@ -341,8 +347,8 @@ def _standard_cases_text(
         [*whole, *standard],
         lambda entry: (
             f"the {count_noun(entry.judged, 'standard case')}, which cover the rest"
-            if entry.stood_for
-            else f"{entry.judged:,} of {count_noun(entry.offered, 'case')}{entry.in_dtypes}"
+            if entry.covered_by_standard_cases
+            else f"{entry.judged:,} of {count_noun(entry.offered_cases, 'case')}{entry.dtypes_note}"
         ),
     )
     names = ([_short_implementation_name(frames, entry.column) for entry in entries] for entries in alike.values())
@@ -363,7 +369,7 @@ def _implementations_extent(frames: Frames, covered: Sequence[coverage.Coverage]
     few = [
         entry
         for entry in judged
-        if frames.asked[entry.column.environment].is_hardly_judged(
+        if frames.requests[entry.column.environment].is_hardly_judged(
             entry.column.implementation, entry.judged, entry.lacks.not_offered
         )
     ]
@@ -380,9 +386,9 @@ def _implementations_extent(frames: Frames, covered: Sequence[coverage.Coverage]
     if not_judged := [entry for entry in covered if not entry.judged]:
         names = _implementation_names(frames, not_judged)
         clauses.append(f"{names} {'was' if len(not_judged) == 1 else 'were'} judged in no case")
-    if ended := [asked.stopped for asked in frames.asked.values() if asked.stopped]:
+    if ended := [asked.stopped for asked in frames.requests.values() if asked.stopped]:
         failing_cases = count_noun(sum(stop.failing for stop in ended), "failing case")
-        clauses.append(f"{'the run was' if len(frames.asked) == 1 else 'a run was'} stopped after {failing_cases}")
+        clauses.append(f"{'the run was' if len(frames.requests) == 1 else 'a run was'} stopped after {failing_cases}")
     if stopped:
         cases = count_noun(len(set().union(*stopped.values())), "case")
         names = _implementation_names(frames, [item for item in covered if item.column.key in stopped])
@@ -416,7 +422,7 @@ def _declarations_text(frames: Frames, entries: Sequence[coverage.Coverage]) -> 
             entry.column,
             "" if len(entries) == 1 else f"{_short_implementation_name(frames, entry.column)} ",
         )
-        declared = frames.asked[column.environment].conventions.get(column.implementation, {})
+        declared = frames.requests[column.environment].conventions.get(column.implementation, {})
         if words := [values[declared[name]] for name, values in DECLARABLE_CONVENTIONS.items() if name in declared]:
             parts.append(f", {whose}{READ_AS_PREFIX}{join_words(words)}")
         classes = frames.classes.get(column.key, {})
@@ -441,7 +447,7 @@ def _right_sentence(frames: Frames, right: Sequence[coverage.Coverage], *, alone
     if len(right) > MAX_NAMED and not alone:
         names = f"the other {names}"
     if len(right) == 1 or _compared_pairs(frames).empty:
-        where = "" if all(entry.is_whole for entry in right) or not alone else " where judged"
+        where = "" if all(entry.judged_all_requested for entry in right) or not alone else " where judged"
         sentences = f"{names} {verb} with the exact answer{where}{aside}"
         sentences += "" if len(right) == 1 else ", and no two of them could be compared"
         return f"{sentences}{_declarations_text(frames, right)}"
@@ -457,7 +463,11 @@ def _disagreement_sentence(frames: Frames, wrong: dict[tuple[str, str], set[str]
         return []
     names = loose[[column.name for column in columns]].drop_duplicates()
     first_environment, first, second_environment, second = names.iloc[0]
-    who = f"{frames.named(first, first_environment)} and {frames.named(second, second_environment)}"
+    names_of_two = (
+        frames.name_with_environment(first, first_environment),
+        frames.name_with_environment(second, second_environment),
+    )
+    who = " and ".join(names_of_two)
     who = who if len(names) == 1 else f"{len(names)} pairs of implementations"
     return [f"{who} differ in {count_noun(loose['case'].nunique(), 'case')}"]
 

@@ -42,7 +42,7 @@ from attncheck.reports.survey import (
     read_findings,
     version_sort_key,
 )
-from attncheck.reports.write import RESTORE, read_csv_text, rows_to_csv, write_texts
+from attncheck.reports.write import RESTORE_ADVICE, read_csv_text, rows_to_csv, write_texts
 from attncheck.spec import DTYPES, OPTIONS, PROPERTIES
 
 README, PAGE = "README.md", "index.html"
@@ -89,7 +89,7 @@ def _read_rows(path: Path, kind: Any) -> Iterator[Any]:
             cells = ((types[name], text) for name, text in zip(kind._fields, row, strict=True))
             yield kind(*(text == "True" if type_ is bool else type_(text) for type_, text in cells))
     except ValueError as error:
-        raise ResultsError(f"{path} cannot be read: {error}; {RESTORE}") from None
+        raise ResultsError(f"{path} cannot be read: {error}; {RESTORE_ADVICE}") from None
 
 
 def make_survey_page(survey: Survey) -> Page:
@@ -160,7 +160,7 @@ def _implementation_description(name: str) -> str:
     """Return the description of an implementation; empty if this version of attncheck does not have it."""
     framework, _, mode = name.partition(".")
     try:
-        return ALL_ENTRIES[framework].mode_named(mode).description
+        return ALL_ENTRIES[framework].get_mode(mode).description
     except KeyError:
         return ""
 

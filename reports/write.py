@@ -145,12 +145,12 @@ def read_csv_text(path: Path, header: Sequence[str]) -> list[list[str]]:
         with path.open(encoding="utf-8", newline="") as file:
             columns, *rows = list(reader(file)) or [[]]
     except (OSError, UnicodeError, Error) as error:
-        raise ResultsError(f"{path} cannot be read: {error}; {RESTORE}") from None
+        raise ResultsError(f"{path} cannot be read: {error}; {RESTORE_ADVICE}") from None
     if tuple(columns) != tuple(header):
-        raise ResultsError(f"{path} has the columns {','.join(columns)}; expected {','.join(header)}; {RESTORE}")
+        raise ResultsError(f"{path} has the columns {','.join(columns)}; expected {','.join(header)}; {RESTORE_ADVICE}")
     for line, row in enumerate(rows, 2):
         if len(row) != len(header):
-            raise ResultsError(f"{path}: row {line} has {len(row)} cells; expected {len(header)}; {RESTORE}")
+            raise ResultsError(f"{path}: row {line} has {len(row)} cells; expected {len(header)}; {RESTORE_ADVICE}")
     return rows
 
 
@@ -160,7 +160,7 @@ def write_texts(texts: Mapping[str, str], directory: Path) -> None:
         _write_pieces(directory / name, [text])
 
 
-RESTORE = "restore the file from version control, or publish the folder again"
+RESTORE_ADVICE = "restore the file from version control, or publish the folder again"
 """The fix for a damaged table of a published folder."""
 
 _MAX_FRAME_ROWS = 10_000
@@ -180,7 +180,7 @@ def write_report(frames: Frames, directory: Path) -> Path:
     """
     if directory.is_symlink() and (directory.parent / "environment.json").exists():
         raise OutputError(f"{directory} is a link that came with the results; name another folder with --output")
-    with OutputError.where(directory):
+    with OutputError.convert_os_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
     for name, frame in frames.tables().items():
         _write_frame(frame, directory, name)
@@ -190,18 +190,18 @@ def write_report(frames: Frames, directory: Path) -> Path:
         REPORT_NAME: [render_markdown(frames)],
     }
     for name, pieces in texts.items():
-        with OutputError.where(path := directory / name):
+        with OutputError.convert_os_errors(path := directory / name):
             _remove_link(path)
         _write_pieces(path, pieces)
     return directory / REPORT_NAME
 
 
 def _write_frame(frame: pd.DataFrame, directory: Path, name: str) -> None:
-    with OutputError.where(path := directory / f"{name}.parquet"):
+    with OutputError.convert_os_errors(path := directory / f"{name}.parquet"):
         has_parquet = write_parquet(frame, _remove_link(path))
     small = len(frame) <= _MAX_FRAME_ROWS
     for suffix, is_wanted in ((".csv", small), (".csv.gz", not small and not has_parquet)):
-        with OutputError.where(path := directory / f"{name}{suffix}"):
+        with OutputError.convert_os_errors(path := directory / f"{name}{suffix}"):
             if is_wanted:
                 write_csv(frame, _remove_link(path))
             else:
@@ -216,9 +216,9 @@ def _remove_link(path: Path) -> Path:
 
 
 def _write_pieces(path: Path, pieces: Iterable[str]) -> None:
-    with OutputError.where(path.parent):
+    with OutputError.convert_os_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with OutputError.where(path), path.open("w", encoding="utf-8", newline="\n") as file:
+    with OutputError.convert_os_errors(path), path.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(pieces)
 
 
@@ -248,7 +248,7 @@ def write_badge(frames: Frames, path: Path) -> None:
 def write_property_table(rows: Sequence[Row], directory: Path) -> None:
     """Write rows of properties as properties.csv, as a report has them. Raises ``OutputError``."""
     path = directory / PROPERTIES_TABLE
-    with OutputError.where(path):
+    with OutputError.convert_os_errors(path):
         directory.mkdir(parents=True, exist_ok=True)
         write_csv(pd.DataFrame(list(map(property_columns, rows)), columns=list(PROPERTY_COLUMNS)), _remove_link(path))
 
@@ -274,7 +274,7 @@ class Suite(NamedTuple):
 
     counts: Mapping[str, int]
     seconds: float | None
-    text: str
+    xml: str
 
 
 def make_suite(name: str, elements: Iterable[Element], started: str = "", seconds: float | None = None) -> Suite:
@@ -294,7 +294,7 @@ def render_junit(frames: Frames) -> Iterator[str]:
     """Yield the XML in pieces. The same frames give the same text."""
     suites = [*_implementation_suites(frames), *_document_suites(frames), *_problem_suites(frames)]
     if frames.properties:
-        suites += property_suites(frames.properties, frames.again)
+        suites += property_suites(frames.properties, frames.command_words)
     yield from render_suites(f"attncheck: {make_summary(frames).first_line}", suites)
 
 
@@ -308,7 +308,7 @@ def render_suites(name: str, suites: Sequence[Suite]) -> Iterator[str]:
     )
     begin, end, _ = around.partition("</testsuites>")
     yield f'<?xml version="1.0" encoding="UTF-8"?>\n{begin}\n'
-    yield from (suite.text for suite in suites)
+    yield from (suite.xml for suite in suites)
     yield f"{end}\n"
 
 
@@ -351,7 +351,7 @@ def _implementation_suites(frames: Frames) -> Iterator[Suite]:
 
 def _suite_properties(column: Column, environment: Mapping[str, Any], judged: Coverage) -> Element:
     properties = Element("properties")
-    of_run = {name: environment[name] for name in ("python", "platform")} | {"judged": judged.words}
+    of_run = {name: environment[name] for name in ("python", "platform")} | {"judged": judged.summary_text}
     for name, value in (asdict(column) | of_run).items():
         SubElement(properties, "property", {"name": name, "value": escape_xml_characters(value)})
     return properties
@@ -443,9 +443,9 @@ def _problem_suites(frames: Frames) -> Iterator[Suite]:
         yield make_suite("what could not be run", tests)
 
 
-def add_result(test: Element, kind: str, message: str, its_type: str = "") -> Element:
+def add_result(test: Element, kind: str, message: str, error_type: str = "") -> Element:
     """Add an outcome to a test: a failure, an error, or that it was skipped."""
-    attributes = {"type": its_type} if its_type else {}
+    attributes = {"type": error_type} if error_type else {}
     return SubElement(test, kind, attributes | {"message": escape_xml_characters(" ".join(message.split()))})
 
 

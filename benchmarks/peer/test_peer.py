@@ -21,7 +21,7 @@ from numpy.testing import assert_allclose
 
 from attncheck.backends import BACKENDS
 from attncheck.backends.contract import Backend
-from attncheck.execution.operations import apply_layout, run_operation
+from attncheck.execution.operations import apply_memory_layout, run_operation
 from attncheck.reading.problem import Problem
 
 PROBLEMS: dict[tuple[str, str], Problem] = pickle.loads(Path(os.environ["PEER_PROBLEMS"]).read_bytes())
@@ -47,7 +47,7 @@ def computed(name: str, problem: Problem) -> dict[str, Any]:
     backend = framework(name)
     with np.errstate(all="ignore"):
         stages = run_operation(
-            backend, problem.operation, apply_layout(problem.inputs, problem.memory_layout), problem.options
+            backend, problem.operation, apply_memory_layout(problem.inputs, problem.memory_layout), problem.options
         )
     return {stage: np.asarray(backend.to_numpy(tensor)) for stage, tensor in stages.items()}
 

@@ -55,7 +55,7 @@ def ask_again(
     question: Question,
     earlier: ReportedFailure | None = None,
     *,
-    say: Callable[[str], None] = lambda line: None,
+    print_line: Callable[[str], None] = lambda line: None,
 ) -> Answer:
     """Ask a question in a new process; if it does not fail there, ask it again after the calls of a check.
 
@@ -72,10 +72,10 @@ def ask_again(
     preceding = earlier.preceding()
     repeated = Repetition(earlier.description, len(preceding), remark=earlier.remark)
     attempts = _Attempts(engine, implementation, question)
-    say(f"in a fresh process it agrees; repeating the {len(preceding)} calls that the check made before it")
+    print_line(f"in a fresh process it agrees; repeating the {len(preceding)} calls that the check made before it")
     if not preceding or not attempts.fails_after(preceding):
         return replace(earlier.answer or fresh, repeated=repeated)
-    say("it fails after them; looking for those that it takes")
+    print_line("it fails after them; looking for those that it takes")
     needed, are_fewest = find_minimal_sequence(preceding, attempts.fails_after)
     return replace(attempts.failing[-1], repeated=replace(repeated, needed=tuple(needed), are_fewest=are_fewest))
 
@@ -90,12 +90,16 @@ def find_reported_failure(
         return None
 
     def read(identities: Iterable[str]) -> Mapping[str, Case]:
-        return read_cases_at_addresses({identity: checked.address(identity) or identity for identity in identities})
+        return read_cases_at_addresses(
+            {identity: checked.case_address(identity) or identity for identity in identities}
+        )
 
-    path = Path(implementation.declared.module)
-    is_younger = path.suffix == ".py" and path.is_file() and path.stat().st_mtime > checked.written
+    path = Path(implementation.mode_declarations.module)
+    is_younger = path.suffix == ".py" and path.is_file() and path.stat().st_mtime > checked.written_at
     remark = f"{path.name} has changed since" if is_younger else ""
-    return find_failure_among_calls(checked.asked(implementation.name), question.key, implementation, read, remark)
+    return find_failure_among_calls(
+        checked.outcomes_of_calls(implementation.name), question.key, implementation, read, remark
+    )
 
 
 def find_failure_among_calls(
@@ -150,14 +154,14 @@ class _Attempts:
     implementation: Implementation
     question: Question
     failing: list[Answer] = field(default_factory=list)
-    remaining: int = MAX_TRIES
-    until: float = field(default_factory=lambda: time.monotonic() + MAX_SECONDS)
+    remaining_tries: int = MAX_TRIES
+    deadline: float = field(default_factory=lambda: time.monotonic() + MAX_SECONDS)
 
     def fails_after(self, calls: Sequence[Question]) -> bool | None:
         """Return whether the question fails after these calls; None if the limit of attempts is reached."""
-        if self.failing and (self.remaining <= 0 or time.monotonic() > self.until):
+        if self.failing and (self.remaining_tries <= 0 or time.monotonic() > self.deadline):
             return None
-        self.remaining -= 1
+        self.remaining_tries -= 1
         answer = self.engine.run_in_new_process(self.implementation, self.question, calls)
         if answer.fails:
             self.failing.append(answer)

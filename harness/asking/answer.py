@@ -200,7 +200,7 @@ def known_empty_rows_of_call(
 ) -> KnownEmptyRows:
     """Return the known results of an implementation for a query without a key."""
     known = find_known_empty_rows(implementation, expected_failures, *question.key)
-    return replace(known, accepts_convention_option=not outcome.not_asked)
+    return replace(known, accepts_convention_option=not outcome.ignored_conventions)
 
 
 def _conditioning_by_stage(

@@ -16,7 +16,7 @@ from attncheck.asking.conventions import most_exact_dtype
 from attncheck.backends.families import FAMILIES
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.execution.signatures import INPUTS
+from attncheck.execution.signatures import INPUTS_BY_FUNCTION
 from attncheck.execution.worker import Computed
 from attncheck.execution.workers import WorkerPool
 from attncheck.judging.judge_stages import stage_agrees
@@ -57,7 +57,7 @@ def _attends_over_heads(implementation: Implementation, limits: Limits) -> bool:
     rounding_model = implementation.rounding_model(dtype)
     random = np.random.RandomState(1)
     shape = 1, _HEADS, _LENGTH, _WIDTH
-    inputs = {name: round_to(random.standard_normal(shape), dtype) for name in INPUTS["attention"]}
+    inputs = {name: round_to(random.standard_normal(shape), dtype) for name in INPUTS_BY_FUNCTION["attention"]}
     problem = Problem("attention", {}, inputs, dtype)
     with closing(WorkerPool(limits, probes_state=False)) as workers:
         outcome = workers.worker_for(implementation, dtype).evaluate(problem)

@@ -52,7 +52,7 @@ class CallMeaning:
     is ``constant``, and all others may be anything.
     """
 
-    words: str
+    text: str
     problem: Problem | None = None
     factor: float = 1.0
     constant: float = 0.0
@@ -91,7 +91,7 @@ class ConventionQuestion:
     @property
     def expected(self) -> str:
         """The meaning in attncheck's cases; empty if no case has this call, or none judges its result."""
-        return self.meanings[0].words if self.is_in_cases else ""
+        return self.meanings[0].text if self.is_in_cases else ""
 
 
 def _random_normal(seed: int, *shape: int) -> Array:
@@ -443,7 +443,7 @@ def _measure_question(
     measured = _match_outcome(question, runner.evaluate(problem), dtype, rounding_model)
     if not question.declaration:
         return measured
-    declared = implementation.declared.conventions
+    declared = implementation.mode_declarations.conventions
     declared_option = next(((name, declared[name].value) for name in known if name in declared), None)
     if declared_option is not None:
         words = [text for text, option in question.declaration.items() if option == declared_option]
@@ -460,7 +460,7 @@ def _measure_question(
 def _has_empty_rows_keyword(problem: Problem, runner: GroupRunner[Any]) -> bool:
     """Return whether the function has a keyword ``empty_rows``, by which cases set the convention."""
     outcome = runner.evaluate(problem.with_options(empty_rows=DEFAULT_EMPTY_ROWS))
-    return isinstance(outcome, Computed) and not outcome.not_asked
+    return isinstance(outcome, Computed) and not outcome.ignored_conventions
 
 
 def problem_of_question(question: ConventionQuestion, dtype: str) -> Problem:
@@ -479,7 +479,7 @@ def _match_outcome(
     if array is None:
         return MeasuredConvention(question, "unsupported", f"it does not return {question.stage}")
     compared = array, dtype, rounding_model
-    matching = [meaning.words for meaning in question.meanings if matches_meaning(question, meaning, *compared)]
+    matching = [meaning.text for meaning in question.meanings if matches_meaning(question, meaning, *compared)]
     if len(matching) == 1:
         return MeasuredConvention(question, "measured", matching[0])
     if matching:
@@ -487,7 +487,7 @@ def _match_outcome(
     nearest = _nearest_meaning(question, array, dtype)
     if nearest is None:
         return MeasuredConvention(question, "open", f"something else: {_describe_result(question, array)}")
-    return MeasuredConvention(question, "measured", nearest.words, is_exact=False)
+    return MeasuredConvention(question, "measured", nearest.text, is_exact=False)
 
 
 def _nearest_meaning(question: ConventionQuestion, array: Array, dtype: str) -> CallMeaning | None:

@@ -69,7 +69,7 @@ class Engine:
         """
         if lack := _undeclared_dtype_failure(implementation, question.dtype):
             return self.judge(implementation, question, lack)
-        with self.workers.fresh(implementation, question.dtype, keep_going=bool(preceding)) as runner:
+        with self.workers.new_process_worker(implementation, question.dtype, keep_going=bool(preceding)) as runner:
             for call in preceding:
                 runner.evaluate(Question(call.case, call.dtype).problem)  # new: its inputs are not kept
             return self.judge(implementation, question, runner.evaluate(question.problem))

@@ -18,7 +18,7 @@ from typer.models import CommandInfo
 
 from attncheck.cli.output import print_error, print_error_document, wants_json
 from attncheck.cli.parameters import with_options
-from attncheck.cli.process import as_memory_error, guarded_streams, open_closed_streams, require_memory
+from attncheck.cli.process import as_memory_error, guard_streams, open_closed_streams, require_memory
 from attncheck.common.errors import AttncheckError, ExitCode
 
 OPTION_PANELS: Mapping[str, tuple[str, ...]] = {
@@ -254,7 +254,7 @@ def main() -> None:
     """Run the command line; every failure of the user's is one line, and its exit code."""
     gc.set_threshold(_GC_THRESHOLD)
     open_closed_streams()
-    with guarded_streams():
+    with guard_streams():
         _run_command_line()
 
 

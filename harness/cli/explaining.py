@@ -140,7 +140,7 @@ def repro(
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise OutputError.of(path, error) from None
+        raise OutputError.from_os_error(path, error) from None
     says = f"{path}: it ends with 1 where it finds an error, with 0 where it finds none. Run it with"
     document = _script_document(answer, tries, subject, path, command, limits)
     print_and_exit(document, [says, f"  {command}"], as_json=as_json)
@@ -229,14 +229,14 @@ class _CaseSubject:
     selection: CaseSelection
     implementation: Implementation
     dtype: str
-    checked: CheckRecord | None
+    check_record: CheckRecord | None
 
 
 def _select_subject(
     case: str, implementation: str, dtype: str | None, function: FunctionOptions, results: Path | None
 ) -> _CaseSubject:
     from attncheck.execution.implementation_selection import find_implementation
-    from attncheck.execution.implementations import with_dtypes
+    from attncheck.execution.implementations import with_added_dtypes
     from attncheck.reading.selection import choose_dtype
 
     checked = read_earlier_check(results)
@@ -249,7 +249,7 @@ def _select_subject(
             raise
         raise UsageError(f"{case!r} is an implementation: the case comes first, {implementation} {case}") from None
     chosen_dtype = choose_dtype(chosen_case, dtype)
-    again, called = checked.again if checked else {}, implementation
+    again, called = checked.command_words if checked else {}, implementation
     if called not in again:  # it may be named as in the check; a report may have a longer name to distinguish two
         called = next((name for name, words in again.items() if words[0] == implementation), "")
     named = again.get(called)
@@ -258,8 +258,8 @@ def _select_subject(
         framework, signature = (dict(options).get(option) for option in ("--framework", "--signature"))
         declare = (*(value for option, value in options if option == "--declare"), *function.declare)
         function = FunctionOptions(function.framework or framework, function.signature or signature, declare)
-    chosen = find_implementation(implementation, called, **function.called)
-    chosen = chosen if dtype is None else with_dtypes(chosen, [dtype])
+    chosen = find_implementation(implementation, called, **function.as_keywords)
+    chosen = chosen if dtype is None else with_added_dtypes(chosen, [dtype])
     return _CaseSubject(chosen_case, selection, chosen, chosen_dtype, checked)
 
 
@@ -271,7 +271,9 @@ def _evaluate_subject(subject: _CaseSubject, limits: Limits, lists: Sequence[Pat
 
     expected = load_expected_failures_of([subject.implementation.entry.name], lists)
     question = Question(subject.case, subject.dtype)
-    earlier = find_reported_failure(subject.checked, subject.implementation, question) if subject.checked else None
+    earlier = (
+        find_reported_failure(subject.check_record, subject.implementation, question) if subject.check_record else None
+    )
     with Engine(limits, RunOptions().store, expected) as engine:
         said = lambda line: typer.echo(f"attncheck: {line}", err=True)  # noqa: E731
-        return ask_again(engine, subject.implementation, question, earlier, say=said)
+        return ask_again(engine, subject.implementation, question, earlier, print_line=said)

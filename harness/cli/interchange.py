@@ -61,13 +61,13 @@ def export_data(
     from attncheck.settings.config import select_configured_cases
 
     require_onnx(f"export {form.value}")
-    from attncheck.onnx_data.exporting import export_lines, export_tests
+    from attncheck.onnx_data.exporting import describe_export, export_tests
 
     store = open_store(cache, 2.0)
     selection = select_configured_cases(RunOptions(cases=tuple(cases or ()), dtypes=dtypes, tags=tags), store)
     exported = export_tests(selection.cases, dtypes, folder, store, exact=exact)
     written = {"folder": str(folder), "written": len(exported.tests), "left_out": exported.left_out}
-    _print_and_exit("export", list(export_lines(exported)), written, as_json=as_json, quiet=quiet)
+    _print_and_exit("export", list(describe_export(exported)), written, as_json=as_json, quiet=quiet)
 
 
 @app.command("import", epilog=examples_epilog("attncheck import onnx onnx_tests --output onnx_cases"))
@@ -89,11 +89,11 @@ def import_data(
     from attncheck.onnx_data import require_onnx
 
     require_onnx(f"import {form.value}")
-    from attncheck.onnx_data.importing import import_lines, import_tests
+    from attncheck.onnx_data.importing import describe_import, import_tests
     from attncheck.reports.terminal import print_lines
 
     imported = import_tests(folder, output)
-    lines = list(import_lines(imported))
+    lines = list(describe_import(imported))
     if not imported.files:
         print_lines([] if as_json or quiet else lines)
         raise OnnxDataError(f"{folder}: none of its tests is a case")
@@ -162,12 +162,12 @@ def vectors(
         code, command = comparison_exit_code(frames), "vectors verify" if as_json else ""
         write_and_show(frames, output, output / REPORT_FOLDER, code, as_json=command, quiet=quiet)
         raise typer.Exit(code)
-    from attncheck.interchange.vectors import DEFAULT_MODELS, export_lines, export_vectors
+    from attncheck.interchange.vectors import DEFAULT_MODELS, describe_export, export_vectors
 
     models = split_names(rounding_model) or list(DEFAULT_MODELS)
     exported = export_vectors(selection.cases, dtypes, models, folder, store)
-    fields = {"folder": str(folder), "written": exported.written, "left_out": dict(exported.left_out)}
-    lines = list(export_lines(exported))
+    fields = {"folder": str(folder), "written": exported.written_count, "left_out": dict(exported.omitted_by_reason)}
+    lines = list(describe_export(exported))
     document = make_document("vectors export", ExitCode.AGREE, "; ".join(lines), **fields)
     print_and_exit(document, [*lines, f"Vectors: {folder}"], as_json=as_json, quiet=quiet)
 

@@ -14,8 +14,8 @@ import typer
 from attncheck.cli.app import app, examples_epilog
 from attncheck.cli.output import (
     make_document,
+    print_case_faults,
     print_document,
-    print_faults,
     read_earlier_check,
     select_one,
     split_names,
@@ -83,7 +83,7 @@ def mutants(
     command = _import_mutants_command()
     store = open_store(cache, cache_size)
     selection = select_configured_cases(RunOptions(cases=cases), store)
-    print_faults(selection)
+    print_case_faults(selection)
     code, document = command.run_mutants_command(
         selection, split_names(topic), range(seeds), processes, exhaustive=all_cases, as_json=as_json
     )
@@ -133,8 +133,8 @@ def list_(
         records = of_code[what]()
     else:
         selection = select_configured_cases(RunOptions(cases=cases, tags=tags, match=match, tiles=tiles))
-        records = list_cases(selection) if what is ListKind.CASES else list_tags(selection)
-        print_faults(selection)
+        records = list_cases(selection) if what is ListKind.CASES else describe_tags(selection)
+        print_case_faults(selection)
         faults = list(map(str, selection.faults))
     code = ExitCode.BAD_INPUT if faults else ExitCode.AGREE
     if as_json:
@@ -172,7 +172,7 @@ def case_lines(records: Sequence[ListRecord]) -> Iterator[str]:
     An id is never truncated, so that it can be copied. The lines below it fit into 100 columns; tags may take several.
     """
     cells = [
-        (str(case["operation"]), str(case["shape"]), _join_short_dtypes(" ".join(case["dtypes"]))) for case in records
+        (str(case["operation"]), str(case["shape"]), _abbreviate_dtypes(" ".join(case["dtypes"]))) for case in records
     ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     widths[1:2] = [min(width, _MAX_SHAPE_WIDTH) for width in widths[1:2]]  # of no case there is none
@@ -190,7 +190,7 @@ def case_lines(records: Sequence[ListRecord]) -> Iterator[str]:
         yield from (" " * start + more for more in tags[1:])
 
 
-def _join_short_dtypes(dtypes: str) -> str:
+def _abbreviate_dtypes(dtypes: str) -> str:
     return dtypes.replace("bfloat", "bf").replace("float", "f")
 
 
@@ -215,8 +215,8 @@ def list_implementations() -> list[ListRecord]:
         {
             "name": item.name,
             "version": (package_version(item.package) or "") if item.entry.is_installed else "not installed",
-            "classes": ", ".join(f"{dtype} {name}" for dtype, name in item.declared.classes.items()),
-            "is": item.declared.description,
+            "classes": ", ".join(f"{dtype} {name}" for dtype, name in item.mode_declarations.classes.items()),
+            "is": item.mode_declarations.description,
         }
         for item in (*processor_implementations(), *device_implementations())
     ]
@@ -226,7 +226,7 @@ def list_implementations() -> list[ListRecord]:
     return records
 
 
-def list_tags(selection: CaseSelection) -> list[ListRecord]:
+def describe_tags(selection: CaseSelection) -> list[ListRecord]:
     """Return every tag with what it probes and the bug that it is meant to catch."""
     return [{"tag": name, "probes": tag.probes, "defect": tag.defect} for name, tag in sorted(selection.tags.items())]
 

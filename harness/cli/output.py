@@ -126,7 +126,7 @@ def select_one(case: str, checked: CheckRecord | None = None) -> tuple[Case, Cas
     try:
         return selection.select_case(case, config.cases, lists=config.expected_failure_lists)
     except selection.NoSuchCaseError:
-        address = checked.address(case) if checked else None
+        address = checked.case_address(case) if checked else None
         if address is None or address == case:
             raise
     return selection.select_case(address)
@@ -139,7 +139,7 @@ def read_earlier_check(results: Path | None) -> CheckRecord | None:
     return read_check_record(results or DEFAULT_RESULTS, needed=results is not None)
 
 
-def print_faults(selection: CaseSelection) -> None:
+def print_case_faults(selection: CaseSelection) -> None:
     """Print faults of case files on stderr."""
     for fault in selection.faults:
         typer.echo(f"attncheck: {fault}", err=True)
@@ -159,7 +159,9 @@ def read_frames_of_runs(runs: list[Path], minimum: MinimumJudged | None = None) 
     frames = make_frames(merge_runs(read_runs(runs)))
     if minimum is None:
         return frames
-    return replace(frames, asked={name: replace(asked, minimum=minimum) for name, asked in frames.asked.items()})
+    return replace(
+        frames, requests={name: replace(asked, minimum_judged=minimum) for name, asked in frames.requests.items()}
+    )
 
 
 def write_frames(frames: Frames, directory: Path) -> Path:
@@ -177,7 +179,7 @@ class ReportLocation:
     report: Path | None
 
     @property
-    def shown(self) -> Path:
+    def first_file(self) -> Path:
         """The report, or the results without one."""
         return self.results if self.report is None else self.report
 
@@ -237,7 +239,7 @@ def write_ci_outputs(frames: Frames, place: ReportLocation, outlets: OutputForma
     from attncheck.reports.ci import annotation_lines, append_summary, render_ci_summary
     from attncheck.reports.write import write_badge, write_junit, write_sarif
 
-    report, is_written = place.shown, place.report is not None
+    report, is_written = place.first_file, place.report is not None
     if outlets.annotations:
         for line in annotation_lines(frames, report, is_written=is_written):
             typer.echo(line, err=as_json)

@@ -68,11 +68,11 @@ def _typer_parameter(option: Option, parameter: inspect.Parameter) -> inspect.Pa
     if option.type is not bool:
         settings["autocompletion"] = getattr(completion, f"complete_{option.name}", None)
     made = typer.Argument(**settings) if flag.is_argument else typer.Option(*flag.names, **settings)
-    default = option.default if flag.shown is None else flag.shown
+    default = option.default if flag.command_line_default is None else flag.command_line_default
     if option.is_list:
         default = list(default) or None
     return parameter.replace(
-        name=option.word.replace("-", "_"),
+        name=option.bare_name.replace("-", "_"),
         annotation=Annotated[_command_line_type(option), made],
         default=parameter.default if parameter.default is inspect.Parameter.empty else default,
     )
@@ -80,8 +80,8 @@ def _typer_parameter(option: Option, parameter: inspect.Parameter) -> inspect.Pa
 
 def _command_line_type(option: Option) -> Any:
     """Return the type of a value on the command line; a text for types that are not imported yet."""
-    if option.flag.given is not None:
-        return option.flag.given
+    if option.flag.command_line_type is not None:
+        return option.flag.command_line_type
     if option.is_list:
         return list[Path] | None if option.type == tuple[Path, ...] else list[str] | None
     return str | None if isinstance(option.type, ForwardRef) else option.type
@@ -89,11 +89,11 @@ def _command_line_type(option: Option) -> Any:
 
 def _convert_value(option: Option, value: Any) -> Any:
     """Convert a value of the command line, where commas separate several names. Raises ``UsageError``."""
-    if value is None or value == option.flag.shown:
+    if value is None or value == option.flag.command_line_default:
         return option.default
     if option.is_list and option.flag.is_split and not option.flag.is_argument:
         value = [part for item in value for part in (item.split(",") if isinstance(item, str) else [item]) if part]
-    return option.read(value, option.flag.names[0] if option.flag.names else f"--{option.name}")
+    return option.parse(value, option.flag.names[0] if option.flag.names else f"--{option.name}")
 
 
 def output_option(metavar: str, text: str) -> Any:

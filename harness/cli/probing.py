@@ -14,7 +14,14 @@ import typer
 
 from attncheck.cli.app import app, examples_epilog
 from attncheck.cli.completion import complete_properties
-from attncheck.cli.output import make_document, print_and_exit, print_faults, rerun_commands, select_one, split_names
+from attncheck.cli.output import (
+    make_document,
+    print_and_exit,
+    print_case_faults,
+    rerun_commands,
+    select_one,
+    split_names,
+)
 from attncheck.cli.parameters import (
     AsJson,
     CaseName,
@@ -104,12 +111,12 @@ def search(
 
     if operation is not None and operation not in OPERATIONS:
         raise UsageError(f"--operation: unknown {operation!r}; {suggest_names(operation, OPERATIONS)}")
-    chosen = find_implementation(implementation, **function.called)
+    chosen = find_implementation(implementation, **function.as_keywords)
     limits = allowed.limits(keep_going=True)
     folder = SearchFolder.open(output or Path("results/search") / chosen.name, chosen.name, implementation_path(chosen))
     seconds = 60 * minutes if problems is None else math.inf
     title = f"attncheck search {implementation} --seed {seed}"
-    chosen_dtypes = _choose_dtypes(tuple(chosen.declared.classes), dtypes, chosen.name)
+    chosen_dtypes = _choose_dtypes(tuple(chosen.mode_declarations.classes), dtypes, chosen.name)
     request = SearchRequest(seed, operation, chosen_dtypes, problems, seconds, title)
     results = SearchResults.start(folder, chosen, chosen_dtypes, limits)
     subject = ProblemSubject(chosen, Engine(limits))
@@ -211,11 +218,11 @@ def design(
     from attncheck.planning.designing import DesignRequest, write_design
     from attncheck.settings.commands import shell_command
 
-    chosen = find_implementation(implementation, **function.called)
+    chosen = find_implementation(implementation, **function.as_keywords)
     request = DesignRequest(chosen, strength, _parse_widths(split_names(widths)), tile)
     path, cases, factors = write_design(request, output)
     answer = f"{path}: {cases} cases, in which every {strength} of {factors} factors meet"
-    check = shell_command(["attncheck", "check", str(path), "-i", *request.user_implementation.given])
+    check = shell_command(["attncheck", "check", str(path), "-i", *request.user_implementation.command_words])
     fields = {"next": [check], "file": str(path), "cases": cases, "factors": factors, "strength": strength}
     document = make_document("design", ExitCode.AGREE, answer, **fields)
     print_and_exit(document, [answer, f"Check them: {check}"], as_json=as_json)
@@ -260,7 +267,7 @@ def reduce(
 
     chosen_case, _ = select_one(case)
     chosen_dtype = choose_dtype(chosen_case, dtype)
-    chosen = find_implementation(implementation, **function.called)
+    chosen = find_implementation(implementation, **function.as_keywords)
     limits = allowed.limits(keep_going=True)
     reduced = reduce_case(chosen_case, chosen, chosen_dtype, limits)
     if reduced.answer.is_unsupported:
@@ -348,7 +355,7 @@ def properties(
     check_user_cases(RunOptions(cases=tuple(cases or ()), expected_failure_lists=expected_failures), asking.store)
     chosen = _select_implementations(implementations, function, limits)
     selection = select_property_cases(cases or (), expected_failures, asking.store)
-    print_faults(selection)
+    print_case_faults(selection)
     questions = property_questions(selection.cases, asking)
     if not questions:
         raise UsageError("no case asks for these properties in these dtypes")
@@ -380,7 +387,7 @@ def _select_implementations(names: list[str], function: FunctionOptions, limits:
     """Choose implementations, and print which of them are not installed."""
     from attncheck.execution.implementation_selection import select_implementations
 
-    chosen = select_implementations(None, names, limits=limits, **function.called)
+    chosen = select_implementations(None, names, limits=limits, **function.as_keywords)
     for missing in chosen.missing:
         typer.echo(f"attncheck: {missing} is not installed", err=True)
     return chosen
@@ -465,16 +472,16 @@ def accuracy(
     """
     from attncheck.asking.accuracy import format_accuracy, measure_accuracy, small_cases
     from attncheck.execution.implementation_selection import find_implementation
-    from attncheck.execution.implementations import with_dtypes
+    from attncheck.execution.implementations import with_added_dtypes
     from attncheck.settings.config import select_configured_cases
 
     limits, store = allowed.limits(), open_store(cache=True, size=DEFAULT_CACHE_SIZE)
     selection = select_configured_cases(RunOptions(cases=tuple(cases or ()), dtypes=dtypes), store)
-    print_faults(selection)
-    chosen = with_dtypes(find_implementation(implementation, **function.called), dtypes)
+    print_case_faults(selection)
+    chosen = with_added_dtypes(find_implementation(implementation, **function.as_keywords), dtypes)
     measurements = [
         measure_accuracy(chosen, selection.cases if cases else small_cases(selection.cases), dtype, limits, store)
-        for dtype in _choose_dtypes(tuple(chosen.declared.classes), dtypes, chosen.name)
+        for dtype in _choose_dtypes(tuple(chosen.mode_declarations.classes), dtypes, chosen.name)
     ]
     code = ExitCode.DISAGREE if not all(measurement.holds_declared for measurement in measurements) else ExitCode.AGREE
     code = code if any(measurement.is_measured for measurement in measurements) else ExitCode.NOT_RUN
@@ -508,36 +515,37 @@ def protocol(
     COMMAND does. The exit code is 1 if a rule is broken.
     """
     from attncheck.execution.programs import try_protocol_rules
-    from attncheck.execution.user_code import program_words
+    from attncheck.execution.user_code import parse_program_command
 
-    words = program_words(program)
+    words = parse_program_command(program)
     if not words:
         raise UsageError(f"{program}: no program; expected a path to one, such as ./attention, or a command")
     rules = []
     for rule in try_protocol_rules(words, seconds):
         rules.append(rule)
         if not as_json:
-            typer.echo(f"{'broken' if rule.wrong else '-' if rule.reason else 'ok':6} {rule.says}")
-            if rule.wrong or rule.reason:
-                typer.echo(f"       {rule.wrong or rule.reason}")
-    is_broken = any(rule.wrong for rule in rules)
+            typer.echo(f"{'broken' if rule.problem else '-' if rule.skip_reason else 'ok':6} {rule.rule}")
+            if rule.problem or rule.skip_reason:
+                typer.echo(f"       {rule.problem or rule.skip_reason}")
+    is_broken = any(rule.problem for rule in rules)
     speaks = [] if is_broken else [f"It speaks the protocol. Judge its numbers: attncheck check -i {program!r}"]
     code = ExitCode.DISAGREE if is_broken else ExitCode.AGREE
     print_and_exit(_protocol_document(program, rules, code), speaks, as_json=as_json)
 
 
 def _rule_outcome(rule: RuleResult) -> Literal["broken", "not tried", "ok"]:
-    return "broken" if rule.wrong else "not tried" if rule.reason else "ok"
+    return "broken" if rule.problem else "not tried" if rule.skip_reason else "ok"
 
 
 def _protocol_document(program: str, rules: Sequence[RuleResult], code: ExitCode) -> Document:
     from attncheck.settings.commands import shell_command
     from attncheck.showing.json_schema import RuleRecord
 
-    broken = sum(bool(rule.wrong) for rule in rules)
+    broken = sum(bool(rule.problem) for rule in rules)
     answer = f"{broken:,} of {len(rules):,} rules are broken" if broken else "it speaks the protocol"
     again = [] if broken else [shell_command(["attncheck", "check", "-i", program])]
     records = [
-        RuleRecord(rule=rule.says, outcome=_rule_outcome(rule), message=rule.wrong or rule.reason) for rule in rules
+        RuleRecord(rule=rule.rule, outcome=_rule_outcome(rule), message=rule.problem or rule.skip_reason)
+        for rule in rules
     ]
     return make_document("protocol", code, answer, next=again, program=program, rules=records)

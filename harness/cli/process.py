@@ -54,7 +54,7 @@ class _LossyStream(io.FileIO):
             self.is_lost = True
             if isinstance(error, BrokenPipeError) or not self._must_succeed:
                 return size
-            raise StandardOutputError.of("the standard output", error) from None
+            raise StandardOutputError.from_os_error("the standard output", error) from None
 
 
 def open_closed_streams() -> None:
@@ -68,7 +68,7 @@ def open_closed_streams() -> None:
 
 
 @contextmanager
-def guarded_streams() -> Iterator[None]:
+def guard_streams() -> Iterator[None]:
     """Replace standard output and error by streams that lose what cannot be written, or fail with one line."""
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     for name, stream in before.items():

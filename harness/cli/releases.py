@@ -36,12 +36,12 @@ class Release:
 
     distribution: str
     version: str
-    beside: tuple[str, ...] = ()
+    extra_requirements: tuple[str, ...] = ()
 
     @property
     def requirements(self) -> list[str]:
         """The requirements that pip installs."""
-        return [f"{self.distribution}=={self.version}", *self.beside]
+        return [f"{self.distribution}=={self.version}", *self.extra_requirements]
 
     @property
     def folder(self) -> Path:

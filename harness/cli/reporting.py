@@ -89,7 +89,7 @@ def publish(
 
     frames = read_frames_of_runs(find_runs(runs))
     from attncheck.common.wording import count_noun
-    from attncheck.reports.comparison import VERDICTS, count_changes_text, find_drift, frames_verdicts
+    from attncheck.reports.comparison import VERDICTS, count_changes_text, find_drift, verdicts_of_frames
     from attncheck.reports.coverage import covered_by_others_sentences
     from attncheck.reports.summary import headline
 
@@ -97,7 +97,7 @@ def publish(
         from attncheck.reports.comparison import publish_comparison as write
 
         path = write(frames, published)
-        document = _baseline_document("publish", path, len(frames_verdicts(frames)), None)
+        document = _baseline_document("publish", path, len(verdicts_of_frames(frames)), None)
         print_and_exit(document, [f"Published: {path}"], as_json=as_json, quiet=quiet)
     changes, compared, unpublished = find_drift(frames, published)
     new = f"{count_noun(unpublished, 'case')} of the run {'is' if unpublished == 1 else 'are'} not published."

@@ -18,7 +18,7 @@ import typer
 
 from attncheck.cli.app import app, examples_epilog
 from attncheck.cli.output import (
-    print_faults,
+    print_case_faults,
     read_frames_of_runs,
     write_and_show,
     write_ci_outputs,
@@ -48,7 +48,7 @@ _PROGRESS_DELAY = 0.6
 
 def run_request(
     request: RunRequest,
-    on_failure: Callable[[ProgressWatcher, FailedEvaluation], None] = lambda progress, failed: progress.fail(
+    on_failure: Callable[[ProgressWatcher, FailedEvaluation], None] = lambda progress, failed: progress.report_failure(
         str(failed)
     ),
 ) -> RunSummary:
@@ -73,15 +73,15 @@ def preload_in_background(request: RunRequest, described: DescribedWorkers) -> N
 
     options = request.options
     user_patterns = [pattern for pattern in options.implementations if is_user_target(pattern)]
-    targets = [Target.of(pattern, options.signature or "", options.declare) for pattern in user_patterns]
+    targets = [Target.parse(pattern, options.signature or "", options.declare) for pattern in user_patterns]
     for target in targets:
         check_function_exists(target)
     of_run = options.framework, options.threads, options.compilation_cache
-    described.begin(*(DescriptionRequest(target, *of_run) for target in targets))
+    described.start_loading(*(DescriptionRequest(target, *of_run) for target in targets))
     if len(options.implementations) > 1:
-        from attncheck.execution.implementation_selection import requested_functions, with_distinct_names
+        from attncheck.execution.implementation_selection import separate_user_functions, with_distinct_names
 
-        requested, _ = requested_functions(options.implementations, options.signature, options.declare)
+        requested, _ = separate_user_functions(options.implementations, options.signature, options.declare)
         with_distinct_names(requested)
     from attncheck.settings.config import check_user_cases
 
@@ -107,7 +107,7 @@ def _run_with_workers(
 
     options, store = request.options, request.options.store
     patterns = (options.backends or None, options.implementations)
-    chosen = select_implementations(*patterns, limits=options.worker_limits, described=described, **options.called)
+    chosen = select_implementations(*patterns, limits=options.worker_limits, described=described, **options.as_keywords)
 
     from attncheck.attention.exact_array import ARITHMETIC_COUNTS
     from attncheck.common.progress import show_progress
@@ -117,17 +117,17 @@ def _run_with_workers(
     from attncheck.settings.config import select_configured_cases
 
     ARITHMETIC_COUNTS.clear()
-    chosen = chosen.with_standard(options.standard).with_dtypes(options.dtypes)
+    chosen = chosen.restrict_to_standard_cases(options.standard).with_added_dtypes(options.dtypes)
     is_long = not (options.cases or options.quiet or request.is_announced)
     loading = sum(isinstance(item.entry, UserImplementation) for item in chosen.implementations)  # each in a process
     to_judge = 0 if options.cluster is not None else max(0, available_processors() - loading)
     first = partial(_start_judging, "reading the bundled cases", to_judge)
-    with request.times.of("reading cases"), _call_if_slow(first if is_long else lambda: None):
+    with request.times.measure("reading cases"), _call_if_slow(first if is_long else lambda: None):
         selection = select_configured_cases(options, store)
     if selection.faults:  # such as one id in two files; the last results stay as they are
         raise CaseError(list(selection.faults))
     narrowed = _select_cases(request, chosen, selection)
-    settings = Settings.of(options, chosen, selection.tags, narrowed.only, store)
+    settings = Settings.of(options, chosen, selection.tags, narrowed.failed_units, store)
     settings = replace(settings, command=["attncheck", *_without_cluster(sys.argv[1:])], times=request.times)
     # while the first worker imports its framework
     Thread(target=_import_modules, args=[_modules_to_show(report=options.report)]).start()
@@ -140,7 +140,7 @@ def _run_with_workers(
                 progress.update,
                 lambda failed: on_failure(progress, failed),
                 described=described,
-                on_begin=progress.begin,
+                on_begin=progress.set_starting_frameworks,
                 on_plan=lambda words: None if options.quiet else typer.echo(f"attncheck: {words}", err=True),
             )
             if options.properties:
@@ -154,7 +154,7 @@ def _run_with_workers(
             write_scripts(narrowed.cases, chosen.implementations, summary.failures, options.output, settings.limits)
         if options.verbose:
             words, balls = (
-                f"{(store.counts + ARITHMETIC_COUNTS)[kind]:,} in {kind}" for kind in ("double words", "balls")
+                f"{(store.event_counts + ARITHMETIC_COUNTS)[kind]:,} in {kind}" for kind in ("double words", "balls")
             )
             typer.echo(f"attncheck: cache: {store.summary}", err=True)
             typer.echo(f"attncheck: exact answers: {words}, {balls}", err=True)
@@ -198,7 +198,7 @@ def _add_property_results(
     lists = options.expected_failure_lists
     asking = PropertyRequest(dtypes=settings.dtypes, limits=settings.limits, store=settings.store)
     selection = select_property_cases((), lists, asking.store)
-    print_faults(selection)
+    print_case_faults(selection)
     questions = property_questions(selection.cases, asking)
     rows = run_properties(chosen.implementations, questions, asking, lists, complete=not asking.dtypes)
     write_property_rows(options.output, rows)
@@ -225,10 +225,10 @@ def _select_cases(request: RunRequest, chosen: ImplementationSelection, selectio
         narrowed = select_failed(selection.cases, options.dtypes, names, options.output, resume=options.resume)
     elif options.failed_first:
         narrowed = order_failed_first(selection.cases, options.dtypes, names, options.output)
-    if narrowed.only is not None and not narrowed.only:
-        raise NothingToRerun(narrowed.note)
+    if narrowed.failed_units is not None and not narrowed.failed_units:
+        raise NothingToRerun(narrowed.description)
     if not (options.quiet or request.is_announced):
-        for hint in filter(None, (*chosen.hints, describe_unjudged_tiles(tiles_to_run(options)), narrowed.note)):
+        for hint in filter(None, (*chosen.hints, describe_unjudged_tiles(tiles_to_run(options)), narrowed.description)):
             typer.echo(f"attncheck: {hint}", err=True)
     return narrowed
 
@@ -291,7 +291,7 @@ def _report_and_show(
     from attncheck.results.format import REPORT_FOLDER
 
     options, name = request.options, "check" if as_json else ""
-    with request.times.of("report"):
+    with request.times.measure("report"):
         frames = read_frames_of_runs([options.output])
         folder = options.output / REPORT_FOLDER if options.report else None
         quiet, announced = options.quiet, frames.announced

@@ -96,7 +96,7 @@ def _implementation_file(pattern: str) -> Path | None:
     """Return the file of an implementation; None if it is installed. Raises ``UsageError`` for a missing file."""
     if not is_user_target(pattern):
         return None
-    target = Target.of(pattern)
+    target = Target.parse(pattern)
     module = target.module
     if module.endswith(".py") or target.program:
         return Path(module)
@@ -136,7 +136,7 @@ class _RepeatedRuns:
 
     def _show_changes(self, summary: RunSummary, before: Outcomes, saved: Sequence[Path]) -> None:
         failed = read_last_failures(self.request.options.output)
-        unfinished = {evaluation_of(key) for key in failed.evaluations} if failed else set[Evaluation]()
+        unfinished = {evaluation_of(key) for key in failed.failed_evaluations} if failed else set[Evaluation]()
         comparison = RunChanges.compare(before, failing_outcomes(summary.failures), unfinished)
         self.code, self.failing = summary.exit_code, comparison.failing
         if comparison.changes or not self.request.options.quiet:
@@ -152,7 +152,7 @@ class _RepeatedRuns:
 
     def _show_failure(self, progress: ProgressWatcher, failed: FailedEvaluation) -> None:
         """Count every failing evaluation; print it immediately if it did not fail before."""
-        progress.fail(str(failed), is_shown=evaluation_of(failed.key) not in (self.failing or {}))
+        progress.report_failure(str(failed), is_shown=evaluation_of(failed.key) not in (self.failing or {}))
 
 
 def _file_names(paths: Sequence[Path]) -> str:

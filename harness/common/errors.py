@@ -74,19 +74,19 @@ class OutputError(AttncheckError):
     """A folder or file cannot be written."""
 
     @classmethod
-    def of(cls, path: Path | str, error: OSError) -> OutputError:
+    def from_os_error(cls, path: Path | str, error: OSError) -> OutputError:
         """Return the error of a path that cannot be written, with the reason and what to do about it."""
         why = os.strerror(error.errno) if error.errno else str(error)
         return cls(f"{path} cannot be written: {why}{_ADVICE.get(error.errno or 0, '')}")
 
     @classmethod
     @contextmanager
-    def where(cls, path: Path | str) -> Iterator[None]:
+    def convert_os_errors(cls, path: Path | str) -> Iterator[None]:
         """Turn an ``OSError`` of what is written inside into this error."""
         try:
             yield
         except OSError as error:
-            raise cls.of(path, error) from None
+            raise cls.from_os_error(path, error) from None
 
 
 _FULL_ADVICE = "; free some space and repeat the command, a run with --resume"

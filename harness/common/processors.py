@@ -30,7 +30,7 @@ class InstructionSet:
         variables: The environment by which libraries use no more than this.
     """
 
-    adds: frozenset[str]
+    added_flags: frozenset[str]
     variables: Mapping[str, str]
 
 
@@ -154,7 +154,7 @@ def _missing_flags(isa: str) -> list[str]:
 
 def _flags_of_set(isa: str) -> frozenset[str]:
     names = list(INSTRUCTION_SETS)
-    return frozenset().union(*(INSTRUCTION_SETS[name].adds for name in names[: names.index(isa) + 1]))
+    return frozenset().union(*(INSTRUCTION_SETS[name].added_flags for name in names[: names.index(isa) + 1]))
 
 
 def _flags_under_emulation(flags: frozenset[str], isa: str) -> frozenset[str]:

@@ -28,13 +28,13 @@ MAX_FAILURES_SHOWN = 20
 class ProgressWatcher:
     """Receives the progress of a run; this class shows nothing."""
 
-    def begin(self, starting: Starting) -> None:
+    def set_starting_frameworks(self, starting: Starting) -> None:
         """Store the function that returns the frameworks that are being imported."""
 
     def update(self, done: int, total: int) -> None:
         """Take note of the number of evaluations that are done, and of all."""
 
-    def fail(self, line: str, *, is_shown: bool = True) -> None:
+    def report_failure(self, line: str, *, is_shown: bool = True) -> None:
         """Take note of a failing evaluation; subclasses may show it."""
 
 
@@ -59,7 +59,7 @@ class ProgressLines(ProgressWatcher):
     starting: Starting = tuple
     _begun: tuple[int, float] | None = None
 
-    def begin(self, starting: Starting) -> None:
+    def set_starting_frameworks(self, starting: Starting) -> None:
         """Store the function that returns the frameworks that are being imported."""
         self.starting = starting
 
@@ -69,7 +69,7 @@ class ProgressLines(ProgressWatcher):
         if done and self._begun is None:
             self._begun = (done, self.clock())
 
-    def fail(self, line: str, *, is_shown: bool = True) -> None:
+    def report_failure(self, line: str, *, is_shown: bool = True) -> None:
         """Count a failure."""
         self.failures += 1
 
@@ -118,7 +118,7 @@ class ProgressBar(ProgressWatcher):
         self._task = progress.add_task("evaluations", total=None, failures=0, starting=tuple)
         self._failures = self._shown = 0
 
-    def begin(self, starting: Starting) -> None:
+    def set_starting_frameworks(self, starting: Starting) -> None:
         """Show the frameworks that are being imported after the bar."""
         self._progress.update(self._task, starting=starting)
 
@@ -126,7 +126,7 @@ class ProgressBar(ProgressWatcher):
         """Move the bar."""
         self._progress.update(self._task, completed=done, total=total)
 
-    def fail(self, line: str, *, is_shown: bool = True) -> None:
+    def report_failure(self, line: str, *, is_shown: bool = True) -> None:
         """Show a failure above the bar, or say once that the others are counted."""
         self._failures += 1
         self._progress.update(self._task, failures=self._failures)
@@ -214,18 +214,18 @@ class ActivityTimes:
     _adding: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     @contextmanager
-    def of(self, what: str) -> Iterator[None]:
+    def measure(self, activity: str) -> Iterator[None]:
         """Count the time that something takes."""
         begun = perf_counter()
         try:
             yield
         finally:
-            self.add(what, perf_counter() - begun)
+            self.add_seconds(activity, perf_counter() - begun)
 
-    def add(self, what: str, seconds: float) -> None:
+    def add_seconds(self, activity: str, seconds: float) -> None:
         """Count seconds that were measured elsewhere."""
         with self._adding:
-            self.seconds[what] = self.seconds.get(what, 0.0) + seconds
+            self.seconds[activity] = self.seconds.get(activity, 0.0) + seconds
 
     def __str__(self) -> str:
         """Return the activities that took a tenth of a second or more, in words."""

@@ -155,7 +155,7 @@ def cache_folder() -> Path:
 
 
 @dataclass(frozen=True)
-class Key:
+class StoreKey:
     """The key of an entry: its kind, and a digest of everything that it follows from."""
 
     kind: str
@@ -177,8 +177,8 @@ class Store:
     """
 
     folder: Path | None
-    size: int = DEFAULT_STORE_BYTES
-    counts: Counter[str] = field(default_factory=Counter)
+    max_bytes: int = DEFAULT_STORE_BYTES
+    event_counts: Counter[str] = field(default_factory=Counter)
 
     @property
     def summary(self) -> str:
@@ -186,13 +186,15 @@ class Store:
         if self.folder is None:
             return "not used"
         counted = ", ".join(
-            f"{self.counts[what]} {what}" for what in _COUNTED_EVENTS if self.counts[what] or what == "found"
+            f"{self.event_counts[what]} {what}"
+            for what in _COUNTED_EVENTS
+            if self.event_counts[what] or what == "found"
         )
         return f"{counted} in {self.folder}"
 
-    def remembered(
+    def get_or_compute(
         self,
-        key: Callable[[], Key],
+        key: Callable[[], StoreKey],
         compute: Callable[[], Result],
         encode: Callable[[Result], bytes],
         decode: Callable[[bytes], Result],
@@ -215,7 +217,7 @@ class Store:
         self.put(made, encode(result), thread_time() - began)
         return result
 
-    def get(self, key: Key) -> bytes | None:
+    def get(self, key: StoreKey) -> bytes | None:
         """Return the data kept under a key; None without an entry, or if it is damaged."""
         if self.folder is None:
             return None
@@ -224,53 +226,53 @@ class Store:
             with path.open("rb") as file:
                 entry, last_used = file.read(), os.fstat(file.fileno()).st_mtime
         except OSError:
-            self.counts["missing"] += 1
+            self.event_counts["missing"] += 1
             return None
         lead, data = entry[len(_MAGIC) + _CHECKSUM_BYTES : _HEADING_BYTES], entry[_HEADING_BYTES:]
         if entry[:_HEADING_BYTES] != _make_heading(key, lead, data):
-            self.counts["damaged"] += 1
+            self.event_counts["damaged"] += 1
             return None
         now, (seconds,) = time(), _LEAD_STRUCT.unpack(lead)
         if abs(now - seconds - last_used) > _TOUCH_SECONDS:
             with suppress(OSError):
                 os.utime(path, (now, now - seconds))
-        self.counts["found"] += 1
+        self.event_counts["found"] += 1
         return data
 
     def count_as_damaged(self) -> None:
         """Count an entry that was whole and could not be read: it was none after all."""
-        self.counts["found"] -= 1
-        self.counts["damaged"] += 1
+        self.event_counts["found"] -= 1
+        self.event_counts["damaged"] += 1
 
-    def put(self, key: Key, data: bytes, seconds: float = math.inf) -> None:
+    def put(self, key: StoreKey, data: bytes, seconds: float = math.inf) -> None:
         """Keep something under a key, unless it is too large, or cannot be written.
 
         ``seconds`` is the time that it takes to make it again: an entry that takes long for its size is kept longer.
         """
-        if self.folder is None or len(data) > self.size // _LARGEST_SHARE:
+        if self.folder is None or len(data) > self.max_bytes // _LARGEST_SHARE:
             return
         path, early = self._path(key), _LONGEST_LEAD / (1 + seconds * 2**20 / max(len(data), 1))
         lead = _LEAD_STRUCT.pack(early)
         try:
-            _write(path, _make_heading(key, lead, data) + data, time() - early)
+            _write_entry(path, _make_heading(key, lead, data) + data, time() - early)
         except OSError:
-            self.counts["not kept"] += 1
+            self.event_counts["not kept"] += 1
         else:
-            self.counts["kept"] += 1
+            self.event_counts["kept"] += 1
 
     def trim(self) -> None:
         """Remove the entries that were not used for the longest time until the rest fits; if any was added at all."""
-        if self.folder is None or not self.counts["kept"]:
+        if self.folder is None or not self.event_counts["kept"]:
             return
         entries = sorted(_list_entries(self.folder), reverse=True)
         taken = 0
         for _, size, path in entries:
             taken += size
-            if taken > self.size:
+            if taken > self.max_bytes:
                 with suppress(OSError):
                     path.unlink()
 
-    def _path(self, key: Key) -> Path:
+    def _path(self, key: StoreKey) -> Path:
         assert self.folder is not None
         return self.folder / key.kind / key.digest[:2] / key.digest[2:]
 
@@ -293,14 +295,14 @@ def user_store(size: int = DEFAULT_STORE_BYTES) -> Store:
     return Store(folder, size)
 
 
-def _make_heading(key: Key, lead: bytes, data: bytes) -> bytes:
+def _make_heading(key: StoreKey, lead: bytes, data: bytes) -> bytes:
     checksum = blake2b(f"{key.kind}/{key.digest}\n".encode(), digest_size=_CHECKSUM_BYTES)
     checksum.update(lead)
     checksum.update(data)
     return _MAGIC + checksum.digest() + lead
 
 
-def _write(path: Path, entry: bytes, used: float) -> None:
+def _write_entry(path: Path, entry: bytes, used: float) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".")
     temporary = Path(name)

@@ -160,13 +160,13 @@ class DocumentLayout:
     shape: tuple[int, ...]
     is_transposed: bool = False
 
-    def index_of(self, index: Sequence[int]) -> tuple[int, ...]:
+    def document_index(self, index: Sequence[int]) -> tuple[int, ...]:
         """Return an element's index as the document counts it.
 
         Example:
-            >>> DocumentLayout((1, 1, 4, 2)).index_of((0, 0, 3, 1))
+            >>> DocumentLayout((1, 1, 4, 2)).document_index((0, 0, 3, 1))
             (3, 1)
-            >>> DocumentLayout((1, 1, 4, 2), is_transposed=True).index_of((0, 0, 3, 1))
+            >>> DocumentLayout((1, 1, 4, 2), is_transposed=True).document_index((0, 0, 3, 1))
             (1, 3)
         """
         if len(index) != len(self.shape):  # of an array that has another form
@@ -176,7 +176,7 @@ class DocumentLayout:
         return (*trimmed[:-2], trimmed[-1], trimmed[-2]) if self.is_transposed and len(trimmed) > 1 else trimmed
 
 
-def layout_of(
+def stage_layout(
     stage: str, shape: Sequence[int], transposed: Iterable[tuple[str, bool]], *, is_document: bool
 ) -> DocumentLayout | None:
     """Return the layout of a stage in a document's case; None if a case is not from a document.
@@ -204,7 +204,7 @@ def format_element(index: Sequence[int] | str, name: str = "", layout: DocumentL
         ('output[0, 2, 8]', '[0, 2, 8]', 'sum')
     """
     place = parse_index(index) if isinstance(index, str) else tuple(index)
-    place = place if layout is None else layout.index_of(place)
+    place = place if layout is None else layout.document_index(place)
     return f"{name}[{', '.join(map(str, place))}]" if place or not name else name
 
 

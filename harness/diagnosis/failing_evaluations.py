@@ -86,7 +86,7 @@ class ReturnedStagesLookup:
             return self.stages_in_memory[evaluation]
         name, case, dtype = evaluation
         try:
-            arrays = self._stored_arrays.of(case, dtype)
+            arrays = self._stored_arrays.arrays_of(case, dtype)
         except ResultsError:
             return None
         stages = {stage: array for (implementation, stage), array in arrays.items() if implementation == name}

@@ -155,7 +155,7 @@ def _diagnose_sorted(
         digests = [failure.case.digest for failure in failing]
         return [[replace(row, seconds=None) for row in rows], digests, inputs, stages, sorted(passed.items())]
 
-    diagnosed: list[Row] = judge.store.remembered(
+    diagnosed: list[Row] = judge.store.get_or_compute(
         lambda: make_store_key("diagnoses", key()),
         compute,
         lambda after: json.dumps([[getattr(row, name) for name in CHANGED_BY_DIAGNOSIS] for row in after]).encode(),

@@ -43,7 +43,7 @@ Its value is the harness, in three words (``_process_identity``), and the worker
 """
 
 # A choice: a longer wait delays the run if the kernel cannot end a process; a shorter one may leave it behind.
-_MAX_SECONDS_TO_END = 10.0
+_MAX_SECONDS_TO_KILL = 10.0
 _PR_SET_PDEATHSIG = 1
 """The option of Linux's prctl(2) that sends a signal when the parent ends."""
 
@@ -114,7 +114,7 @@ def _starter_thread(pid: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix=f"attncheck spawns for {pid}")
 
 
-def end_with_parent() -> None:
+def exit_when_parent_exits() -> None:
     """Called in a worker: end it when its parent ends, even if either of them crashes or hangs."""
     parent = parent_process()
     if parent is None:
@@ -126,10 +126,10 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent.pid:  # it had ended before
             os._exit(1)
-    Thread(target=_exit_after, args=(parent.join,), daemon=True).start()
+    Thread(target=_exit_process_after, args=(parent.join,), daemon=True).start()
 
 
-def _exit_after(wait: Callable[[], object]) -> None:
+def _exit_process_after(wait: Callable[[], object]) -> None:
     wait()
     os._exit(1)
 
@@ -142,7 +142,7 @@ def become_first_oom_victim() -> None:
 
 def kill_with_descendants(process: _Worker) -> None:
     """Kill a worker and everything that it started, and wait until they are gone."""
-    deadline = monotonic() + _MAX_SECONDS_TO_END
+    deadline = monotonic() + _MAX_SECONDS_TO_KILL
     started: list[psutil.Process] = []
     with suppress(psutil.Error):
         if process.exitcode is None:  # while it lives: a process that loses its parent is only found by the mark
@@ -156,7 +156,7 @@ def kill_with_descendants(process: _Worker) -> None:
                 child.kill()
         if process.exitcode is None:
             process.kill()
-            process.join(0.01 if alive else _MAX_SECONDS_TO_END)
+            process.join(0.01 if alive else _MAX_SECONDS_TO_KILL)
         if not alive or monotonic() > deadline:
             return
         sleep(0.01)
@@ -275,7 +275,7 @@ class Limits:
         return self.hard_memory_limit // max(self.workers, 1)
 
 
-def with_memory_per_worker(limits: Limits, workers: int) -> Limits:
+def divide_memory_between_workers(limits: Limits, workers: int) -> Limits:
     """Divide three quarters of this machine's memory between so many workers."""
     share = max(_MIN_MEMORY, psutil.virtual_memory().total * 3 // 4 // max(workers, 1))
     return replace(limits, soft_memory_limit=min(limits.soft_memory_limit, share))
@@ -299,11 +299,11 @@ class RemoteError(Exception):
 
 @dataclass(frozen=True)
 class _Answer:
-    """The answer to a call; ``raised`` is the text of the exception if it did not return."""
+    """The answer to a call; ``error_text`` is the text of the exception if it did not return."""
 
     number: int
     value: Any = None
-    raised: str | None = None
+    error_text: str | None = None
 
 
 class WorkerProcess:
@@ -340,13 +340,13 @@ class WorkerProcess:
         function: Callable[..., Answer],
         *arguments: object,
         seconds: float,
-        look: Callable[[], str] = lambda: "",
-        meanwhile: Callable[[], None] = lambda: None,
+        cancel_reason: Callable[[], str] = lambda: "",
+        on_wait: Callable[[], None] = lambda: None,
     ) -> Answer:
         """Call a function of a module in the process and return what it returns.
 
-        ``look`` is asked now and then; unless it returns an empty text, the call is over. ``meanwhile`` is done once
-        the call is on its way. Raises ``CallTimeout``, ``CallCancelled``, ``WorkerDied`` or ``RemoteError``.
+        ``cancel_reason`` is asked now and then; unless it returns an empty text, the call is over. ``on_wait`` is done
+        once the call is on its way. Raises ``CallTimeout``, ``CallCancelled``, ``WorkerDied`` or ``RemoteError``.
         """
         deadline = monotonic() + seconds
         if self._is_over or self._process.exitcode is not None:
@@ -354,10 +354,10 @@ class WorkerProcess:
         self._calls += 1
         answered: _ReceivedQueue = SimpleQueue()
         # Pickled here and not in the thread: if an argument cannot be sent, the process is not at fault.
-        self._asked.put((answered, _pickle_plainly((self._calls, function, arguments))))
-        meanwhile()
+        self._asked.put((answered, _pickle_with_default_reducers((self._calls, function, arguments))))
+        on_wait()
         while (received := _receive_within(answered, min(_POLL_SECONDS, deadline - monotonic()))) is None:
-            if reason := look():
+            if reason := cancel_reason():
                 raise CallCancelled(reason)
             if self._process.exitcode is not None:
                 if (received := _receive_within(answered, _POLL_SECONDS)) is not None:
@@ -365,7 +365,7 @@ class WorkerProcess:
                 raise WorkerDied(self._describe_end())
             if monotonic() >= deadline:
                 raise CallTimeout
-        self.answered = received.at
+        self.answered = received.received_at
         if isinstance(received.error, EOFError | OSError):
             self._is_over = True  # at once: the exit code may come later, to another thread that waits for it
             self._process.join(_POLL_SECONDS * 5)  # it closes its end a moment before it is gone
@@ -375,8 +375,8 @@ class WorkerProcess:
         answer = received.answer
         if not isinstance(answer, _Answer) or answer.number != self._calls:
             raise WorkerDied("answered something that it was not asked")
-        if answer.raised is not None:
-            raise RemoteError(answer.raised)
+        if answer.error_text is not None:
+            raise RemoteError(answer.error_text)
         value: Answer = answer.value
         return value
 
@@ -391,7 +391,7 @@ class WorkerProcess:
             name = f" ({signal.Signals(-code).name})" if code < 0 else ""
         return f"died with exit code {code}{name}"
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """Kill the process and all that it started; a call that is under way ends, too."""
         self._is_over = True
         with self._ending:
@@ -406,7 +406,7 @@ class _PendingCall:
 
     function: Callable[..., Any]
     arguments: tuple[object, ...]
-    otherwise: Callable[[], Any]
+    fallback: Callable[[], Any]
     future: Future[Any] = field(default_factory=Future)
 
 
@@ -422,11 +422,11 @@ class WorkerProcesses:
         prepare: Callable[..., None] | None = None,
         *prepare_arguments: object,
         processes: int | None = None,
-        during: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        call_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
         max_alive: Callable[[], int] | None = None,
     ) -> None:
-        """Every process calls ``prepare`` first, with its arguments; ``during`` is entered for every call."""
-        self._prepare, self._prepare_arguments, self._enter_during_call = prepare, prepare_arguments, during
+        """Every process calls ``prepare`` first, with its arguments; ``call_context`` is entered for every call."""
+        self._prepare, self._prepare_arguments, self._enter_during_call = prepare, prepare_arguments, call_context
         self._max_processes = processes or available_processors()
         self._max_alive = max_alive or (lambda: self._max_processes)
         self._calls: deque[_PendingCall] = deque()
@@ -437,10 +437,10 @@ class WorkerProcesses:
         self._closed = False
 
     def submit(
-        self, function: Callable[..., Answer], *arguments: object, otherwise: Callable[[], Answer] | None = None
+        self, function: Callable[..., Answer], *arguments: object, fallback: Callable[[], Answer] | None = None
     ) -> Future[Answer]:
-        """Call a function of a module in a process; if that fails, call ``otherwise`` here, by default the same."""
-        call = _PendingCall(function, arguments, otherwise or partial(function, *arguments))
+        """Call a function of a module in a process; if that fails, call ``fallback`` here, by default the same."""
+        call = _PendingCall(function, arguments, fallback or partial(function, *arguments))
         with self._changed:
             self._calls.append(call)
             if len(self._threads) < self._max_processes:
@@ -451,7 +451,7 @@ class WorkerProcesses:
         return call.future
 
     @property
-    def alive(self) -> int:
+    def alive_count(self) -> int:
         """Return how many processes are alive."""
         return sum(worker.is_alive for worker in self._started)
 
@@ -464,7 +464,7 @@ class WorkerProcesses:
         for call in calls:
             call.future.cancel()
         for worker in self._started:
-            worker.end()
+            worker.kill()
         for thread in self._threads:
             thread.join()
 
@@ -485,7 +485,7 @@ class WorkerProcesses:
         """Wait until there is a call, and a process or room to start one; return False once closed."""
         with self._changed:
             while not self._closed:
-                if self._calls and (has_process or self.alive + self._starting < self._max_alive()):
+                if self._calls and (has_process or self.alive_count + self._starting < self._max_alive()):
                     self._starting += not has_process
                     return True
                 self._changed.wait(_POLL_SECONDS)
@@ -494,7 +494,7 @@ class WorkerProcesses:
     def _start_worker(self) -> WorkerProcess:
         worker = None
         try:
-            worker = _pop_or_start_worker()
+            worker = _take_or_start_worker()
             self._started.append(worker)
             if self._closed:  # while it started; whoever closed may not have seen it
                 raise WorkerDied("was closed")
@@ -502,7 +502,7 @@ class WorkerProcesses:
                 worker.call(self._prepare, *self._prepare_arguments, seconds=math.inf)
         except BaseException:
             if worker is not None:
-                worker.end()
+                worker.kill()
             raise
         finally:
             with self._changed:
@@ -520,30 +520,30 @@ class WorkerProcesses:
                 return worker
             except (WorkerDied, RemoteError):
                 if worker is not None:
-                    worker.end()
+                    worker.kill()
                 if self._closed:
                     raise
             with self._call_here_lock:  # one at a time: the process may have run out of memory
-                call.future.set_result(call.otherwise())
+                call.future.set_result(call.fallback())
         except BaseException as error:
             call.future.set_exception(error)
         return None
 
 
-_started_ahead: deque[Future[WorkerProcess]] = deque()
+_prestarted_workers: deque[Future[WorkerProcess]] = deque()
 
 
 def start_workers_ahead(count: int, module: str) -> None:
     """Start processes that have imported a module when ``WorkerProcesses`` take them."""
     threads = ThreadPoolExecutor(count, thread_name_prefix="attncheck starts")
-    _started_ahead.extend(threads.submit(_start_single_threaded, module) for _ in range(count))
+    _prestarted_workers.extend(threads.submit(_start_single_threaded, module) for _ in range(count))
     threads.shutdown(wait=False)
 
 
-def _pop_or_start_worker() -> WorkerProcess:
+def _take_or_start_worker() -> WorkerProcess:
     """Return a process that was started ahead, or another one."""
     try:
-        ahead = _started_ahead.popleft()
+        ahead = _prestarted_workers.popleft()
     except IndexError:  # another thread may have taken the last one
         return _start_single_threaded()
     return ahead.result()
@@ -569,16 +569,16 @@ class _Received:
 
     answer: Any = None
     error: BaseException | None = None
-    at: float = field(default_factory=perf_counter)
+    received_at: float = field(default_factory=perf_counter)
 
 
 _ReceivedQueue: TypeAlias = SimpleQueue[_Received]
 _SentCall: TypeAlias = tuple[_ReceivedQueue, bytes]
 
 
-def _exchange_messages(connection: Connection, asked: SimpleQueue[_SentCall | None]) -> None:
+def _exchange_messages(connection: Connection, calls: SimpleQueue[_SentCall | None]) -> None:
     """Send calls and receive answers, until there are no more."""
-    while (item := asked.get()) is not None:
+    while (item := calls.get()) is not None:
         answered, call = item
         try:
             connection.send_bytes(call)
@@ -593,7 +593,7 @@ _live_workers: WeakSet[WorkerProcess] = WeakSet()
 @atexit.register
 def _end_all_workers() -> None:
     for worker in list(_live_workers):
-        worker.end()
+        worker.kill()
 
 
 def _receive_within(answered: _ReceivedQueue, seconds: float) -> _Received | None:
@@ -606,7 +606,7 @@ def _receive_within(answered: _ReceivedQueue, seconds: float) -> _Received | Non
 def _serve_calls(connection: Connection) -> None:
     """Run in the process: answer calls until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent()
+    exit_when_parent_exits()
     become_first_oom_victim()
     pid, descriptor, identity = os.getpid(), connection.fileno(), _file_identity(connection.fileno())
     while True:
@@ -620,14 +620,14 @@ def _serve_calls(connection: Connection) -> None:
         if _file_identity(descriptor) != identity:  # closed, and another file may have its number now
             os._exit(_PIPE_CLOSED_EXIT_CODE)
         try:
-            connection.send_bytes(_pickle_plainly(answer))
+            connection.send_bytes(_pickle_with_default_reducers(answer))
         except Exception as error:
-            connection.send(_Answer(number, raised=f"what it returned cannot be sent: {type(error).__name__}"))
+            connection.send(_Answer(number, error_text=f"what it returned cannot be sent: {type(error).__name__}"))
 
 
-def _pickle_plainly(sent: object) -> bytes:
+def _pickle_with_default_reducers(value: object) -> bytes:
     """Pickle without the reducers for sockets that ``Connection.send`` adds, which make it several times as slow."""
-    return pickle.dumps(sent, pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
 
 
 def _call_and_catch(number: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> _Answer:
@@ -635,9 +635,9 @@ def _call_and_catch(number: int, function: Callable[..., Any], arguments: tuple[
         return _Answer(number, function(*arguments))
     except BaseException as error:
         try:
-            return _Answer(number, raised=f"{type(error).__name__}: {str(error)[:500]}")
+            return _Answer(number, error_text=f"{type(error).__name__}: {str(error)[:500]}")
         except BaseException:  # a message that cannot be made
-            return _Answer(number, raised=type(error).__name__)
+            return _Answer(number, error_text=type(error).__name__)
 
 
 def _file_identity(descriptor: int) -> tuple[int, int] | None:

@@ -50,7 +50,7 @@ class DescriptionRequest:
         return {} if framework is None else with_cache_variables(framework, keep=self.compilation_cache).environment
 
     @property
-    def process(self) -> tuple[object, ...]:
+    def process_key(self) -> tuple[object, ...]:
         """The key of requests that one process answers: targets of one file have the same imports."""
         target = self.target
         place = target if target.pickled or target.program else target.module
@@ -60,16 +60,16 @@ class DescriptionRequest:
 class _DescribingProcess:
     """A process that loads targets one after the other, and its answers.
 
-    A process of a single target ``stays`` until a run takes it. Any other process ends once all targets are loaded.
+    A process of a single target stays until a run takes it. Any other process ends once all targets are loaded.
     """
 
-    def __init__(self, requests: Sequence[DescriptionRequest], seconds: float, *, stays: bool) -> None:
+    def __init__(self, requests: Sequence[DescriptionRequest], seconds: float, *, keeps_process: bool) -> None:
         self.answers: dict[DescriptionRequest, Future[Declarations]] = {request: Future() for request in requests}
-        self._seconds, self._stays, self._is_closed = seconds, stays, False
+        self._seconds, self._stays, self._is_closed = seconds, keeps_process, False
         self._folder = TemporaryDirectory(prefix="attncheck", ignore_cleanup_errors=True)
         self._worker: WorkerProcess | None = None
 
-    def describe(self) -> None:
+    def describe_all(self) -> None:
         """Answer all requests; an error is an answer, too."""
         for request, answer in self.answers.items():
             try:
@@ -98,7 +98,9 @@ class _DescribingProcess:
             raise WorkerDied("was ended")
         return self._worker
 
-    def take(self, request: DescriptionRequest, environment: Mapping[str, str], threads: int) -> WorkerProcess | None:
+    def take_worker(
+        self, request: DescriptionRequest, environment: Mapping[str, str], threads: int
+    ) -> WorkerProcess | None:
         """Return the process once, if it is prepared like a fresh process that has loaded the target; else None."""
         answer = self.answers[request]
         is_fit = answer.done() and answer.exception() is None and isinstance(answer.result(), dict)
@@ -116,7 +118,7 @@ class _DescribingProcess:
     def _end_worker(self) -> None:
         worker, self._worker = self._worker, None
         if worker is not None:
-            worker.end()
+            worker.kill()
 
 
 class DescribedWorkers:
@@ -131,24 +133,24 @@ class DescribedWorkers:
         self._processes_by_request: dict[DescriptionRequest, _DescribingProcess] = {}
         self._threads = ThreadPoolExecutor(self._max_processes, thread_name_prefix="attncheck describes")
 
-    def begin(self, *requests: DescriptionRequest, seconds: float = START_SECONDS) -> None:
+    def start_loading(self, *requests: DescriptionRequest, seconds: float = START_SECONDS) -> None:
         """Start to load targets without waiting for them."""
         new = [request for request in dict.fromkeys(requests) if request not in self._processes_by_request]
         stays = len(self._processes_by_request) + len(new) <= max(1, self._max_processes - 1)
         together: dict[object, list[DescriptionRequest]] = {}
         for request in new:
-            together.setdefault(request if stays else request.process, []).append(request)
+            together.setdefault(request if stays else request.process_key, []).append(request)
         for these in together.values():
-            describing = _DescribingProcess(these, seconds, stays=stays)
+            describing = _DescribingProcess(these, seconds, keeps_process=stays)
             self._processes_by_request.update(dict.fromkeys(these, describing))
-            self._threads.submit(describing.describe)
+            self._threads.submit(describing.describe_all)
 
-    def declared(self, request: DescriptionRequest, seconds: float = START_SECONDS) -> Declarations:
+    def wait_for_declarations(self, request: DescriptionRequest, seconds: float = START_SECONDS) -> Declarations:
         """Return the declarations of a target, or why it cannot be used.
 
         Raises ``CallTimeout``, ``WorkerDied`` or ``RemoteError``.
         """
-        self.begin(request, seconds=seconds)
+        self.start_loading(request, seconds=seconds)
         return self._processes_by_request[request].answers[request].result()
 
     @property
@@ -161,14 +163,14 @@ class DescribedWorkers:
         ]
         return any(answer.exception() is not None or isinstance(answer.result(), str) for answer in answers)
 
-    def take(self, entry: UserImplementation, threads: int) -> WorkerProcess | None:
+    def take_worker(self, entry: UserImplementation, threads: int) -> WorkerProcess | None:
         """Return a process that has loaded an implementation and is prepared as its workers are; None without one.
 
         ``entry`` has the variables that a worker would set.
         """
         for request, describing in self._processes_by_request.items():
             if request.target == entry.target:
-                if (worker := describing.take(request, entry.environment, threads)) is not None:
+                if (worker := describing.take_worker(request, entry.environment, threads)) is not None:
                     return worker
                 describing.close()  # no later call can use it, and it may hold a framework in memory
         return None
@@ -195,7 +197,7 @@ def load_declarations(target: Target, environment: Mapping[str, str], threads: i
     limit_threads(threads)
     os.environ.update(environment)
     from attncheck.execution.signatures import explain_unfit_function
-    from attncheck.execution.user_call import load_target, read_target_declarations, remember_loaded
+    from attncheck.execution.user_call import load_target, read_target_declarations, remember_loaded_target
 
     try:
         loaded = load_target(target)
@@ -204,5 +206,5 @@ def load_declarations(target: Target, environment: Mapping[str, str], threads: i
         return explain_unfit_function(error, target, loaded)
     except LoadError as error:
         return to_one_line(str(error))
-    remember_loaded(target, loaded)
+    remember_loaded_target(target, loaded)
     return declared

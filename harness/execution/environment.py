@@ -118,25 +118,26 @@ def _frameworks_among(packages: Iterable[str]) -> set[str]:
 class Imports:
     """The versions of the distributions that are imported, by name, and the top-level packages.
 
-    ``home`` is the distribution that a function of a library belongs to; a file of a user's has none. Of whoever
-    imports no framework, ``libraries`` has those of others that import one, each with the framework.
+    ``library_distribution`` is the distribution that a function of a library belongs to; a file of a user's has none.
+    Of whoever imports no framework, ``framework_by_library`` has those of others that import one, each with the
+    framework.
     """
 
     versions: Mapping[str, str]
     packages: frozenset[str]
-    home: str = ""
-    libraries: Mapping[str, str] = field(default_factory=dict)
+    library_distribution: str = ""
+    framework_by_library: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def framework(self) -> str | None:
         """The one framework, besides NumPy, that is imported; None for none or several."""
-        frameworks = _frameworks_among(self.packages) or {*self.libraries.values()}
+        frameworks = _frameworks_among(self.packages) or {*self.framework_by_library.values()}
         return frameworks.pop() if len(frameworks) == 1 else None
 
     @property
-    def framework_alone(self) -> str | None:
+    def array_framework(self) -> str | None:
         """The framework of whoever imports it without NumPy, or is a library's function, and so takes its arrays."""
-        return None if "numpy" in self.packages and not self.home else self.framework
+        return None if "numpy" in self.packages and not self.library_distribution else self.framework
 
 
 @lru_cache(maxsize=1)  # every function of a run is looked at; reading all distributions takes a tenth of a second

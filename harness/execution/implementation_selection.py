@@ -22,14 +22,14 @@ from attncheck.execution.implementations import (
     ImplementationSelection,
     UserImplementation,
     bundled_implementations,
-    user_entry,
+    make_user_entry,
     with_report_name,
 )
 from attncheck.execution.user_code import Target, check_function_exists, find_origin, is_user_target, read_declarations
 from attncheck.execution.worker import to_one_line
 
 
-def find_implementation(pattern: str, called: str = "", **function: Any) -> Implementation:
+def find_implementation(pattern: str, report_name: str = "", **function: Any) -> Implementation:
     """Return one implementation.
 
     Args:
@@ -44,7 +44,7 @@ def find_implementation(pattern: str, called: str = "", **function: Any) -> Impl
     if selection.missing:
         raise UsageError(f"{selection.missing[0]} is not installed")
     implementation = selection.implementations[0]
-    return with_report_name(implementation, called) if called else implementation
+    return with_report_name(implementation, report_name) if report_name else implementation
 
 
 def select_implementations(
@@ -69,7 +69,7 @@ def select_implementations(
 
         if signature not in FAMILIES:
             raise UsageError(f"unknown signature {signature!r}; {suggest_names(signature, FAMILIES, one_of=False)}")
-    requested, others = requested_functions(patterns, signature, declare)
+    requested, others = separate_user_functions(patterns, signature, declare)
     for option, value, says in (
         ("--framework", framework, "whose arrays an implementation of your own takes"),
         ("--signature", signature, "what an implementation of your own is called like"),
@@ -83,7 +83,7 @@ def select_implementations(
     limits = limits or Limits()
     with DescribedWorkers() if described is None else nullcontext(described) as workers:
         requests = [make_description_request(item.target, framework, limits) for item in requested]
-        workers.begin(*requests, seconds=limits.start_seconds)
+        workers.start_loading(*requests, seconds=limits.start_seconds)
         selected = [
             _with_command_words(
                 load_user_implementation(item.target, framework, limits, item.name, workers),
@@ -100,7 +100,7 @@ def select_implementations(
         chosen,
         implementations=(*chosen.implementations, *present),
         missing=tuple(dict.fromkeys([*chosen.missing, *absent])),
-        by_name=(*chosen.by_name, *(item.name for item in present)),
+        requested_by_name=(*chosen.requested_by_name, *(item.name for item in present)),
     )
 
 
@@ -117,13 +117,13 @@ class RequestedFunction:
     is_published: bool = False
 
     @property
-    def shown(self) -> str:
+    def report_name(self) -> str:
         """The name in reports."""
         package, dot, mode = self.name.partition(".")
         return f"{package or self.target.name}.{mode if dot else self.target.function}"
 
 
-def requested_functions(
+def separate_user_functions(
     patterns: Sequence[str], signature: str | None = None, declare: Sequence[str] = ()
 ) -> tuple[list[RequestedFunction], list[str]]:
     """Return the functions of users and packages among names, the same one once, and the names of others.
@@ -139,7 +139,7 @@ def requested_functions(
             others.append(pattern)
             continue
         place, name = (pattern, "") if point is None else (f"{point.module}:{point.attr}", point.name)
-        target = Target.of(place, signature or "", declare)
+        target = Target.parse(place, signature or "", declare)
         check_function_exists(target)
         functions.setdefault((target, name), RequestedFunction(pattern, target, name, point is not None))
     return [*functions.values()], others
@@ -153,14 +153,14 @@ def with_distinct_names(requested: Sequence[RequestedFunction], taken: Collectio
     """
     named = list(requested)
     every = [place for place, item in enumerate(named) if not item.is_published]
-    fixed = {*taken, *(item.shown for item in named if item.is_published)}
-    counts = Counter(named[place].shown for place in every)
+    fixed = {*taken, *(item.report_name for item in named if item.is_published)}
+    counts = Counter(named[place].report_name for place in every)
     for name in [name for name, count in counts.items() if count > 1 or name in fixed]:
-        same = [place for place in every if named[place].shown == name]
+        same = [place for place in every if named[place].report_name == name]
         if len(same) < 1 + (name not in fixed):  # longer by now
             continue
         for group in (same, every):  # a longer name may be another function's, whose own has to be longer then
-            rest = fixed | {named[place].shown for place in every if place not in group}
+            rest = fixed | {named[place].report_name for place in every if place not in group}
             longer = _yield_longer_names([named[place].target for place in group])
             distinct_names = next((names for names in longer if len({*names} - rest) == len(names)), None)
             if distinct_names is not None:
@@ -202,7 +202,7 @@ def _with_command_words(
     assert isinstance(implementation.entry, UserImplementation), "an own implementation has an own entry"
     options = (("--framework", framework), ("--signature", signature), *(("--declare", text) for text in declare))
     words = tuple(word for option, value in options if value is not None for word in (option, value))
-    return replace(implementation, entry=replace(implementation.entry, given=(name, *words)))
+    return replace(implementation, entry=replace(implementation.entry, command_words=(name, *words)))
 
 
 def implementation_of_callable(
@@ -254,7 +254,7 @@ def load_user_implementation(
     declared: Mapping[str, Any] | str
     try:
         with DescribedWorkers() if described is None else nullcontext(described) as workers:
-            declared = workers.declared(question, limits.start_seconds)
+            declared = workers.wait_for_declarations(question, limits.start_seconds)
     except CallTimeout:
         declared = f"not loaded after {limits.start_seconds:g} s"
     except WorkerDied as ended:
@@ -265,6 +265,6 @@ def load_user_implementation(
         called = shlex.join(target.program) or ":".join(filter(None, (target.module, target.attribute)))
         raise UsageError(f"{called or 'the callable'}: {declared}")
     package, _, mode = (name or "").partition(".")
-    entry = user_entry(target, {"name": package, "mode": mode, **declared}, framework)
+    entry = make_user_entry(target, {"name": package, "mode": mode, **declared}, framework)
     (only,) = entry.all_modes
     return Implementation(entry, only)

@@ -40,49 +40,51 @@ ALL_MODES = "all"
 class Implementation:
     """A backend in a mode; in its default mode unless another is named.
 
-    ``in_part`` asks it for the standard cases alone, even if it does not compile each separately.
+    ``only_standard_cases`` asks it for the standard cases alone, even if it does not compile each separately.
     """
 
     entry: BackendEntry
     mode: str = ""
-    in_part: bool = False
+    only_standard_cases: bool = False
 
     def __post_init__(self) -> None:
         if not self.mode:
             object.__setattr__(self, "mode", self.entry.default_mode)
 
     @cached_property
-    def declared(self) -> Mode:
+    def mode_declarations(self) -> Mode:
         """Return the declarations of the mode."""
-        return self.entry.mode_named(self.mode)
+        return self.entry.get_mode(self.mode)
 
     @property
     def runs_only_standard_cases(self) -> bool:
         """Return whether it is asked, unless all cases are asked for, for the standard ones alone."""
-        return self.in_part or self.declared.runs_only_standard_cases
+        return self.only_standard_cases or self.mode_declarations.runs_only_standard_cases
 
     @property
     def is_padded(self) -> bool:
         """Return whether calls may have to be changed before it can be asked, and it may be that none can be."""
         is_own = self.entry is not ALL_ENTRIES.get(self.entry.name)
-        return is_own or self.declared.folds_sequences or bool(self.declared.requires)
+        return is_own or self.mode_declarations.folds_sequences or bool(self.mode_declarations.requires)
 
     def rounding_model(self, dtype: str) -> str | None:
         """Return the rounding model of a dtype on this processor; None if the mode has no such dtype."""
-        model = self.declared.classes.get(dtype)
-        fallback = self.entry.fallback if self.declared.falls_back and not self.declared.device else None
+        model = self.mode_declarations.classes.get(dtype)
+        fallback = (
+            self.entry.fallback if self.mode_declarations.falls_back and not self.mode_declarations.device else None
+        )
         if model is None or fallback is None or dtype not in fallback.dtypes:
             return model
         falls_back = fallback.applies(processor_flags() or frozenset(), os.environ)
-        return fallback.becomes.get(model, model) if falls_back else model
+        return fallback.replaced_models.get(model, model) if falls_back else model
 
-    def requires(self, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
+    def shape_requirements(self, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
         """Return the requirements of a contract's function on shapes, and the keywords that padding may use."""
-        return self.entry.requires_of(self.mode, function)
+        return self.entry.shape_requirements(self.mode, function)
 
-    def has(self, function: str) -> bool:
+    def has_function(self, function: str) -> bool:
         """Return whether it has a function of the contract for what another one of its own can be asked instead."""
-        return self.entry.has(self.mode, function)
+        return self.entry.has_function(self.mode, function)
 
     @property
     def name(self) -> str:
@@ -92,49 +94,52 @@ class Implementation:
     @property
     def short_name(self) -> str:
         """The name for people who run few: a framework's alone for its default mode."""
-        return self.entry.name if self.mode == self.entry.default_mode and not self.declared.device else self.name
+        return (
+            self.entry.name if self.mode == self.entry.default_mode and not self.mode_declarations.device else self.name
+        )
 
     @property
-    def needs(self) -> dict[str, float]:
+    def cluster_resources(self) -> dict[str, float]:
         """Return the resources that a cluster's worker must offer to run it, by Dask's names, with amounts."""
-        device = {"GPU": 1.0} if self.declared.device else {}
+        device = {"GPU": 1.0} if self.mode_declarations.device else {}
         return {self.entry.framework: 1.0, **device, **self.entry.resources}
 
     @property
     def declared_readings(self) -> Mapping[str, str]:
         """Return the conventions that it declares, of ``DECLARABLE_CONVENTIONS``, in the order of application."""
-        conventions = self.declared.conventions
+        conventions = self.mode_declarations.conventions
         return {name: conventions[name].value for name in DECLARABLE_CONVENTIONS if name in conventions}
 
     @property
     def package(self) -> str:
         """The distribution whose version is the implementation's."""
-        return self.declared.package or self.entry.packages[0]
+        return self.mode_declarations.package or self.entry.packages[0]
 
 
 @dataclass(frozen=True)
 class ImplementationSelection:
     """The implementations that can run, and the backends that cannot, each with the reason.
 
-    ``missing`` were asked for by name and are not installed, ``left_out`` were not asked for and are not installed. Of
-    the implementations, those ``by_name`` were asked for one by one, neither by a glob nor because they are there.
+    ``missing`` were asked for by name and are not installed, ``not_requested`` were not asked for and are not
+    installed. Of the implementations, those ``requested_by_name`` were asked for one by one, neither by a glob nor
+    because they are there.
     """
 
     implementations: tuple[Implementation, ...]
-    left_out: tuple[str, ...] = ()
+    not_requested: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    by_name: tuple[str, ...] = ()
+    requested_by_name: tuple[str, ...] = ()
 
     @property
     def hints(self) -> tuple[str, ...]:
         """Return hints for the authors of implementations on how they are called, a line each."""
         return tuple(f"{item.name}: {hint}" for item in self.implementations for hint in item.entry.hints)
 
-    def with_dtypes(self, dtypes: Sequence[str]) -> ImplementationSelection:
+    def with_added_dtypes(self, dtypes: Sequence[str]) -> ImplementationSelection:
         """Add requested dtypes to users' functions that do not declare them."""
-        return replace(self, implementations=tuple(with_dtypes(item, dtypes) for item in self.implementations))
+        return replace(self, implementations=tuple(with_added_dtypes(item, dtypes) for item in self.implementations))
 
-    def with_standard(self, patterns: Sequence[str]) -> ImplementationSelection:
+    def restrict_to_standard_cases(self, patterns: Sequence[str]) -> ImplementationSelection:
         """Restrict some of them, by backend or glob, to the standard cases.
 
         Raises ``UsageError`` for a pattern that means none of them.
@@ -150,11 +155,11 @@ class ImplementationSelection:
                 names = ", ".join(item.name for item in self.implementations) or "nothing"
                 raise UsageError(f"--standard {pattern}: no implementation of this run is called so; it has {names}")
             meant |= {item.name for item in these}
-        items = tuple(replace(item, in_part=item.name in meant) for item in self.implementations)
+        items = tuple(replace(item, only_standard_cases=item.name in meant) for item in self.implementations)
         return replace(self, implementations=items)
 
 
-def with_dtypes(item: Implementation, dtypes: Sequence[str]) -> Implementation:
+def with_added_dtypes(item: Implementation, dtypes: Sequence[str]) -> Implementation:
     """Add dtypes that a user's function does not declare, with the rounding model of eager code."""
     entry = item.entry
     added = [dtype for dtype in dtypes if dtype not in entry.classes]
@@ -202,8 +207,8 @@ def bundled_implementations(
     exact |= {Implementation(table[name]).name for name in names or () if not patterns}
     return ImplementationSelection(
         implementations=present,
-        by_name=tuple(item.name for item in present if item.name in exact),
-        left_out=tuple(name for name in absent if name not in asked),
+        requested_by_name=tuple(item.name for item in present if item.name in exact),
+        not_requested=tuple(name for name in absent if name not in asked),
         missing=tuple(name for name in absent if name in asked),
     )
 
@@ -216,7 +221,9 @@ def _expand_backend_name(pattern: str, table: Mapping[str, BackendEntry]) -> str
 
 def _matches_implementation(pattern: str, item: Implementation) -> bool:
     """Return whether a glob matches an implementation; one on a device only if the glob has an ``@``."""
-    return ("@" in pattern or not item.declared.device) and (pattern == ALL_MODES or fnmatchcase(item.name, pattern))
+    return ("@" in pattern or not item.mode_declarations.device) and (
+        pattern == ALL_MODES or fnmatchcase(item.name, pattern)
+    )
 
 
 def _select_matching(items: Sequence[Implementation], patterns: Sequence[str]) -> tuple[Implementation, ...]:
@@ -238,14 +245,15 @@ class UserImplementation(BackendEntry):
     """A user's implementation as a line of the table of backends.
 
     ``says`` is for people; ``conventions`` are those that it declares, by name; ``framework`` names the backend whose
-    arrays it takes; ``mode`` is what it is called behind the dot, where that is not the function's name. ``required``
-    are, by function, the contract's keywords that it has no default for. ``source`` is the ``file`` and ``line`` of
-    its ``def``, where it has one. ``requirements`` are, by function, what it requires of shapes, and ``parameters``
-    what it can be called with; it has no other functions. ``given`` is what names it on a command line, with
-    ``--framework`` where that was given; empty for an object. ``device`` is where the tensors lie that it is given.
+    arrays it takes; ``mode`` is what it is called behind the dot, where that is not the function's name.
+    ``required_keywords`` are, by function, the contract's keywords that it has no default for. ``source`` is the
+    ``file`` and ``line`` of its ``def``, where it has one. ``requirements`` are, by function, what it requires of
+    shapes, and ``parameters`` what it can be called with; it has no other functions. ``command_words`` name it
+    on a command line, with ``--framework`` if the user gave that; empty for an object. ``device`` is where the
+    tensors lie that it is given.
     ``signature`` names the family that it is called like, if any. ``properties`` are what it claims of properties,
-    ``capabilities`` what it says that it can do. ``home`` is the distribution that it belongs to, which a file of a
-    user's has not.
+    ``capabilities`` what it says that it can do. ``library_distribution`` is the distribution that it belongs to, which
+    a file of a user's has not.
     """
 
     target: Target = field(default_factory=lambda: Target("", ""))
@@ -255,14 +263,14 @@ class UserImplementation(BackendEntry):
     properties: Mapping[str, str] = field(default_factory=dict)
     capabilities: Mapping[str, Any] = field(default_factory=dict)
     mode: str = ""
-    required: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    required_keywords: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
     requirements: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     parameters: Mapping[str, Parameters] = field(default_factory=dict)
-    given: tuple[str, ...] = ()
+    command_words: tuple[str, ...] = ()
     device: str = ""
     signature: str = ""
-    home: str = ""
+    library_distribution: str = ""
 
     @property
     def is_installed(self) -> bool:
@@ -279,7 +287,11 @@ class UserImplementation(BackendEntry):
         root = re.sub("[._-]+", "_", self.name).lower()
         same_name = (name for name in self.distributions if re.sub("[._-]+", "_", name).lower() == root)
         # Its version is the version of its distribution. A user's file has none, and does not get the framework's.
-        package = next(iter(self.distributions), None) if target.program else self.home or next(same_name, self.name)
+        package = (
+            next(iter(self.distributions), None)
+            if target.program
+            else self.library_distribution or next(same_name, self.name)
+        )
         mode = Mode(
             name,
             self.module,
@@ -296,12 +308,12 @@ class UserImplementation(BackendEntry):
         """Return its framework's variables; no device is hidden, for it may use one that it does not declare."""
         return {**self.environment, **(VISIBLE_DEVICE_VARIABLES if self.device else {})}
 
-    def requires_of(self, mode: str, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
+    def shape_requirements(self, mode: str, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
         """Return the requirements of a target's function on shapes, and the keywords that padding may use."""
         taken = self.parameters.get(function, Parameters(frozenset()))
-        return self.requirements.get(function, {}), taken.accepted(PADDING_KEYWORDS)
+        return self.requirements.get(function, {}), taken.accepted_names(PADDING_KEYWORDS)
 
-    def has(self, mode: str, function: str) -> bool:
+    def has_function(self, mode: str, function: str) -> bool:
         """Return whether the target has a function of the contract."""
         return function in self.parameters
 
@@ -314,18 +326,18 @@ class UserImplementation(BackendEntry):
         return backend  # type: ignore[return-value] # it has those of the contract's functions that the target has
 
 
-def user_entry(target: Target, declared: Mapping[str, Any], framework: str | None) -> UserImplementation:
+def make_user_entry(target: Target, declared: Mapping[str, Any], framework: str | None) -> UserImplementation:
     """Make the entry of a target from what it declares of itself (``user_call.read_target_declarations``).
 
     Raises ``UsageError`` for an unknown framework, and for a device that its arrays do not lie on.
     """
     said = framework or declared.get("framework")
-    name = said or declared.get("framework_alone") or "numpy"
+    name = said or declared.get("array_framework") or "numpy"
     if name not in BACKENDS:
         raise UsageError(f"unknown framework {name!r}; {suggest_names(name, BACKENDS, one_of=False)}")
     if (device := declared.get("device") or "") and name not in FRAMEWORKS_WITH_DEVICES:
         known = ", ".join(FRAMEWORKS_WITH_DEVICES)
-        raise UsageError(f"device {device}: arrays of {name} lie on none; declare the framework, one of {known}")
+        raise UsageError(f"device {device}: {name} arrays cannot be on a device; declare the framework, one of {known}")
     backend = BACKENDS[name]
     advice = []
     if not said and (imported := declared.get("imported_framework")):
@@ -333,7 +345,7 @@ def user_entry(target: Target, declared: Mapping[str, Any], framework: str | Non
         advice = [advice_on_framework(imported, function, library, is_given=name == imported)]
 
     mappings = ("conventions", "properties", "capabilities", "resources", "distributions")
-    of_functions = ("required", "source", "requirements", "parameters")
+    of_functions = ("required_keywords", "source", "requirements", "parameters")
     tables: dict[str, Any] = {field: dict(declared.get(field) or {}) for field in (*mappings, *of_functions)}
     return UserImplementation(
         name=declared.get("name") or target.name,
@@ -349,7 +361,7 @@ def user_entry(target: Target, declared: Mapping[str, Any], framework: str | Non
         mode=declared.get("mode") or "",
         device=device,
         signature=declared.get("signature") or "",
-        home=declared.get("home") or "",
+        library_distribution=declared.get("library_distribution") or "",
         hints=(*declared.get("hints", ()), *advice),
         **tables,
     )

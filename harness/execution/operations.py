@@ -28,8 +28,8 @@ def run_operation(
 ) -> Stages:
     """Call the backend's function for an operation, inputs turned into the framework's own arrays.
 
-    Conventions that the function does not take are left out (``not_asked``). Raises ``UnsupportedError`` if the
-    backend has no such function, or the function has not every other parameter that the case needs.
+    Conventions that the function does not take are left out (``ignored_conventions``). Raises ``UnsupportedError`` if
+    the backend has no such function, or the function has not every other parameter that the case needs.
     """
     name, keywords = function_and_keywords(operation, options)
     function = getattr(backend, name, None)
@@ -50,11 +50,11 @@ class Parameters:
     names: frozenset[str]
     takes_all: bool = False
 
-    def accepted(self, names: Iterable[str]) -> frozenset[str]:
+    def accepted_names(self, names: Iterable[str]) -> frozenset[str]:
         """Return which of these names there is a parameter for."""
         return frozenset(name for name in names if self.takes_all or name in self.names)
 
-    def lacking(self, names: Iterable[str]) -> tuple[str, ...]:
+    def missing_names(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return, in order, the names that there is no parameter for."""
         return () if self.takes_all else tuple(name for name in names if name not in self.names)
 
@@ -73,12 +73,12 @@ def unsupported_conventions(backend: Backend, operation: str, options: Mapping[s
 
 def missing_conventions(parameters: Parameters, options: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the conventions among the options that there is no parameter for."""
-    return parameters.lacking(sorted(CONVENTIONS & options.keys()))
+    return parameters.missing_names(sorted(CONVENTIONS & options.keys()))
 
 
 def require_parameters(parameters: Parameters, asked: Iterable[str]) -> None:
     """Raise ``UnsupportedError`` for what there is no parameter for: a capability is a parameter."""
-    if missing := parameters.lacking(asked):
+    if missing := parameters.missing_names(asked):
         raise UnsupportedError(f"takes no {', '.join(missing)}", missing)
 
 
@@ -109,17 +109,21 @@ def function_and_keywords(operation: str, options: Mapping[str, Any]) -> tuple[s
 Array = NDArray[Any]
 
 
-def apply_layout(inputs: Mapping[str, Array], memory_layout: Mapping[str, str]) -> dict[str, Array]:
+def apply_memory_layout(inputs: Mapping[str, Array], memory_layout: Mapping[str, str]) -> dict[str, Array]:
     """Return the same numbers, each input that ``memory_layout`` names as a view, as ``MEMORY_LAYOUTS`` says.
 
     Memory next to the numbers is 7, true for a mask, so that a kernel that ignores strides returns wrong numbers.
     """
     alone = {name: kind for name, kind in memory_layout.items() if kind != "fused" and name in inputs}
     fused = {name: inputs[name] for name, kind in memory_layout.items() if kind == "fused" and name in inputs}
-    return {**inputs, **{name: _LAYOUTS[kind](inputs[name]) for name, kind in alone.items()}, **_fused(fused)}
+    return {
+        **inputs,
+        **{name: _LAYOUTS[kind](inputs[name]) for name, kind in alone.items()},
+        **_as_slices_of_one_array(fused),
+    }
 
 
-def _fused(inputs: Mapping[str, Array]) -> dict[str, Array]:
+def _as_slices_of_one_array(inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Cut inputs (B, H, L, D) of one batch, length and dtype out of one array (B, L, all their heads side by side)."""
     views: dict[str, Array] = {}
     for place in {(array.shape[0], array.shape[2], array.dtype) for array in inputs.values()}:
@@ -129,78 +133,78 @@ def _fused(inputs: Mapping[str, Array]) -> dict[str, Array]:
         for name, array in parts.items():
             heads, width = array.shape[1], array.shape[3]
             view = tokens[..., first : first + heads * width].reshape(*place[:2], heads, width).swapaxes(1, 2)
-            views[name] = _within(view, array)
+            views[name] = _copy_into(view, array)
             first += heads * width
     return views
 
 
-def _within(memory: Array, array: Array) -> Array:
+def _copy_into(memory: Array, array: Array) -> Array:
     """Write an array into a part of some memory, whose rest must show when it is read."""
     memory[...] = array
     return memory
 
 
-def _wider(array: Array, width: int) -> Array:
+def _wider_memory(array: Array, width: int) -> Array:
     return np.full((*array.shape[:-1], width), 7, dtype=array.dtype)
 
 
-def _broadcast(array: Array) -> Array:
+def _as_broadcast_view(array: Array) -> Array:
     repeated = find_repeated_axes(array)
     first = array[tuple(slice(1) if axis in repeated else slice(None) for axis in range(array.ndim))]
     return np.broadcast_to(np.ascontiguousarray(first), array.shape)
 
 
-def _apart(array: Array, distance: int | None = None) -> Array:
+def _as_distant_slices(array: Array, distance: int | None = None) -> Array:
     """Lay slices along the first axis of several out with a distance between them: by default, room for another."""
     if not array.size:
         return array
     axis = next((axis for axis, length in enumerate(array.shape) if length > 1), 0)
     slices, numbers = array.shape[axis], math.prod(array.shape[axis + 1 :])
     memory = np.full((slices, numbers + (numbers if distance is None else distance)), 7, dtype=array.dtype)
-    return _within(memory[:, :numbers].reshape(array.shape), array)
+    return _copy_into(memory[:, :numbers].reshape(array.shape), array)
 
 
-def _reversed(array: Array) -> Array:
+def _as_reversed_view(array: Array) -> Array:
     """Reverse the last two axes in memory; the same amount of memory follows, which a contiguous read would use."""
     memory = np.full((2, *array.shape), 7, dtype=array.dtype)
-    return _within(memory[0, ..., ::-1, ::-1], array)
+    return _copy_into(memory[0, ..., ::-1, ::-1], array)
 
 
-def _unaligned(array: Array) -> Array:
-    memory = np.full(array.size + 2 * _BOUNDARY, 7, dtype=array.dtype)
+def _as_unaligned_array(array: Array) -> Array:
+    memory = np.full(array.size + 2 * _ALIGNMENT_BYTES, 7, dtype=array.dtype)
     address = memory.ctypes.data // array.itemsize
-    first = -address % (_BOUNDARY // array.itemsize) + 1
-    return _within(memory[first : first + array.size].reshape(array.shape), array)
+    first = -address % (_ALIGNMENT_BYTES // array.itemsize) + 1
+    return _copy_into(memory[first : first + array.size].reshape(array.shape), array)
 
 
-_DISTANCE = 2**16
+_SLICE_DISTANCE = 2**16
 """Numbers between slices that are ``distant``: an offset of 16 bits reaches none but the first."""
-_BOUNDARY = 64
+_ALIGNMENT_BYTES = 64
 """Bytes at which vectors of every processor begin."""
 _LAYOUTS: Mapping[str, Callable[[Array], Array]] = {
-    "strided": lambda array: _within(_wider(array, 2 * array.shape[-1])[..., ::2], array),
+    "strided": lambda array: _copy_into(_wider_memory(array, 2 * array.shape[-1])[..., ::2], array),
     "transposed": lambda array: np.ascontiguousarray(array.swapaxes(-2, -3)).swapaxes(-2, -3),
-    "broadcast": _broadcast,
-    "padded": lambda array: _within(_wider(array, array.shape[-1] + 3)[..., : array.shape[-1]], array),
-    "unaligned": _unaligned,
-    "reversed": _reversed,
-    "sliced": lambda array: _within(
+    "broadcast": _as_broadcast_view,
+    "padded": lambda array: _copy_into(_wider_memory(array, array.shape[-1] + 3)[..., : array.shape[-1]], array),
+    "unaligned": _as_unaligned_array,
+    "reversed": _as_reversed_view,
+    "sliced": lambda array: _copy_into(
         np.full((*array.shape[:-2], 2 * array.shape[-2], array.shape[-1]), 7, array.dtype)[..., : array.shape[-2], :],
         array,
     ),
-    "spaced": _apart,
-    "distant": lambda array: _apart(array, _DISTANCE),
+    "spaced": _as_distant_slices,
+    "distant": lambda array: _as_distant_slices(array, _SLICE_DISTANCE),
 }
 
 
-_SHAPE = "has shape"
-SECOND_CALL = "the second of two calls"
+_SHAPE_FAULT_PREFIX = "has shape"
+SECOND_CALL_FAULT = "the second of two calls"
 """The begin of what is wrong with a stage that shows the state of another call."""
-UNWRITTEN = "memory is left unwritten"
+UNWRITTEN_FAULT = "memory is left unwritten"
 """The begin of what is wrong with a stage that shows what free memory was filled with."""
-OVERWRITTEN = "the output of one call is overwritten by the next call"
+OVERWRITTEN_FAULT = "the output of one call is overwritten by the next call"
 """The begin of what is wrong with a stage that is not the caller's to keep."""
-MAX_CALLED_AGAIN = 1 << 14
+MAX_ELEMENTS_TO_CALL_AGAIN = 1 << 14
 """Numbers of all inputs up to which a user's function is called again; larger calls could take long."""
 FREE_BYTE = 0x7E
 """Free memory is filled with it: about 8e37 in float32, 1e301 in float64, NaN in float16."""
@@ -210,22 +214,23 @@ FREE_BYTE = 0x7E
 class KeptElements:
     """The elements kept of a stage of this ``shape``: some ``positions`` of some axes, and all of the others.
 
-    What is dropped along the axes ``zeros`` is 0: columns of zeros, weights of masked keys, and gradients of both.
+    What is dropped along the axes ``axes_with_zero_padding`` is 0: columns of zeros, weights of masked keys, and
+    gradients of both.
     """
 
     shape: tuple[int, ...]
     positions: Mapping[int, Sequence[int]]
-    zeros: tuple[int, ...] = ()
+    axes_with_zero_padding: tuple[int, ...] = ()
 
 
-def cut(array: Array, kept: KeptElements) -> tuple[Array, str]:
+def strip_padding(array: Array, kept: KeptElements) -> tuple[Array, str]:
     """Drop what was added from a stage; say what is wrong with that, empty if nothing is.
 
     An array of another shape stays as it is.
     """
     if array.shape != kept.shape:
         returned, expected = ("x".join(map(str, shape)) or "scalar" for shape in (array.shape, kept.shape))
-        return array, f"{_SHAPE} {returned}; the call was padded, expected {expected}"
+        return array, f"{_SHAPE_FAULT_PREFIX} {returned}; the call was padded, expected {expected}"
     fault = _nonzero_padding(array, kept)
     for axis, positions in kept.positions.items():
         array = array.take(list(positions), axis)
@@ -234,12 +239,12 @@ def cut(array: Array, kept: KeptElements) -> tuple[Array, str]:
 
 def is_shape_fault(fault: str) -> bool:
     """Return whether what is wrong is a shape."""
-    return fault.startswith(_SHAPE)
+    return fault.startswith(_SHAPE_FAULT_PREFIX)
 
 
 def is_state_fault(fault: str) -> bool:
     """Return whether what is wrong is what was in memory before: of another call, or of none."""
-    return fault.startswith((SECOND_CALL, UNWRITTEN))
+    return fault.startswith((SECOND_CALL_FAULT, UNWRITTEN_FAULT))
 
 
 def find_unwritten_numbers(stages: Mapping[str, Array]) -> dict[str, str]:
@@ -250,7 +255,9 @@ def find_unwritten_numbers(stages: Mapping[str, Array]) -> dict[str, str]:
         if array.dtype.kind in "fV" and size in (2, 4, 8):
             bits = np.ascontiguousarray(array).view(f"u{size}")
             if count := int((bits == int.from_bytes(bytes([FREE_BYTE]) * size)).sum()):
-                faults[stage] = f"{UNWRITTEN}: {count} of {array.size} numbers are what free memory was filled with"
+                faults[stage] = (
+                    f"{UNWRITTEN_FAULT}: {count} of {array.size} numbers are what free memory was filled with"
+                )
     return faults
 
 
@@ -261,7 +268,7 @@ def should_call_again(backend: Backend, problem: Problem) -> bool:
     )
     if function is None or getattr(function, "returns_new_arrays", False):
         return False
-    return sum(map(np.size, problem.inputs.values())) <= MAX_CALLED_AGAIN
+    return sum(map(np.size, problem.inputs.values())) <= MAX_ELEMENTS_TO_CALL_AGAIN
 
 
 def find_overwritten_results(
@@ -279,9 +286,9 @@ def find_overwritten_results(
         for name, array in problem.inputs.items()
     }
     with suppress(Exception):  # the first call's result is judged; what the second one raises, cases of its kind show
-        run_operation(backend, problem.operation, apply_layout(halves, problem.memory_layout), problem.options)
+        run_operation(backend, problem.operation, apply_memory_layout(halves, problem.memory_layout), problem.options)
     return {
-        name: f"{OVERWRITTEN}: return a new array"
+        name: f"{OVERWRITTEN_FAULT}: return a new array"
         for name, array in arrays.items()
         if np.asarray(backend.to_numpy(returned[name])).tobytes() != array.tobytes()
     }
@@ -290,9 +297,9 @@ def find_overwritten_results(
 def _nonzero_padding(array: Array, kept: KeptElements) -> str:
     """Return the fault of an array that is not 0 where padding makes it 0; empty without one. NaN may fill a row."""
     added = np.zeros(array.shape, dtype=np.bool_)
-    for axis in kept.zeros:
+    for axis in kept.axes_with_zero_padding:
         added |= ~_position_flags(array.shape, axis, kept.positions[axis])
-    for axis in kept.positions.keys() - set(kept.zeros):  # a query that was added gives anything
+    for axis in kept.positions.keys() - set(kept.axes_with_zero_padding):  # a query that was added gives anything
         added &= _position_flags(array.shape, axis, kept.positions[axis])
     wrong = added & (array != 0) & ~np.isnan(array.astype(np.float64))
     if not wrong.any():

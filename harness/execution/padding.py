@@ -23,13 +23,13 @@ from attncheck.common.errors import UsageError
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import (
     KeptElements,
-    cut,
     function_and_keywords,
     missing_conventions,
     require_parameters,
+    strip_padding,
 )
 from attncheck.execution.requirements import InexactError, Requirements, attends_to_added_keys, require_exact_padding
-from attncheck.execution.signatures import INPUTS
+from attncheck.execution.signatures import INPUTS_BY_FUNCTION
 from attncheck.execution.worker import Failure, Outcome, unsupported_failure
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import ArrayWithRadius, convert_inputs, make_problem_of_case
@@ -74,14 +74,18 @@ class PaddedCall:
     """
 
     problem: Problem
-    kept: Mapping[str, KeptElements]
+    kept_elements: Mapping[str, KeptElements]
     description: str
 
-    def cut(self, outcome: Outcome) -> Outcome:
+    def strip_padding(self, outcome: Outcome) -> Outcome:
         """Strip the padding from the stages of an outcome."""
         if isinstance(outcome, Failure):
             return replace(outcome, padded=self.description)
-        cuts = {stage: cut(array, self.kept[stage]) for stage, array in outcome.stages.items() if stage in self.kept}
+        cuts = {
+            stage: strip_padding(array, self.kept_elements[stage])
+            for stage, array in outcome.stages.items()
+            if stage in self.kept_elements
+        }
         stages = {stage: cuts[stage][0] if stage in cuts else array for stage, array in outcome.stages.items()}
         faults = {stage: fault for stage, (_, fault) in cuts.items() if fault}
         return replace(outcome, stages=stages, padded=self.description, faults={**outcome.faults, **faults})
@@ -95,15 +99,15 @@ def pad_call(implementation: Implementation, problem: Problem) -> PaddedCall | F
     Returns:
         The padded call; None if it meets the requirements already; a ``Failure`` if no padding is exact.
     """
-    if OPERATIONS[problem.operation].may_run_as_lowered and not implementation.has(
+    if OPERATIONS[problem.operation].may_run_as_lowered and not implementation.has_function(
         function_and_keywords(problem.operation, problem.options)[0]
     ):
         return _pad_call_with_mask(implementation, problem)
     name, _ = function_and_keywords(problem.operation, problem.options)
-    declared, accepted = implementation.requires(name)
+    declared, accepted = implementation.shape_requirements(name)
     if not declared or "query" not in problem.inputs:  # scores that are given have neither a width nor a scale
         return None
-    requirements = Requirements.of(declared)
+    requirements = Requirements.from_declaration(declared)
     specs = problem.input_specs
     blocks = {name for name in problem.inputs if specs[name].is_per_block}
     input_shapes = {name: array.shape for name, array in problem.inputs.items() if name not in blocks}
@@ -153,7 +157,7 @@ def _padded_lengths(requirements: Requirements, lengths: AxisLengths, start: int
     widths = {letter: lengths[letter] for letter in _WIDTHS if letter in lengths}
     if requirements.value_width and "Dv" in widths:
         widths |= dict.fromkeys(("D", "Dv"), max(widths["D"], widths["Dv"]))
-    wanted = {letter: requirements.width(width) for letter, width in widths.items()}
+    wanted = {letter: requirements.smallest_accepted_width(width) for letter, width in widths.items()}
     for letter, width in wanted.items():
         if width is None:
             raise InexactError(f"requires {requirements.width_limits_text}; {letter} is {widths[letter]}")
@@ -310,8 +314,10 @@ def unsupported_reason(
     parameters = entry.parameters.get(name)
     if parameters is None:
         return unsupported_failure(UnsupportedError.of_function(name)) if entry.parameters else None
-    positional = INPUTS[name]
-    if entry.requirements.get(name) or not parameters.lacking({*problem.inputs, *keywords}.difference(positional)):
+    positional = INPUTS_BY_FUNCTION[name]
+    if entry.requirements.get(name) or not parameters.missing_names(
+        {*problem.inputs, *keywords}.difference(positional)
+    ):
         return None
     called = call()
     _, keywords = function_and_keywords(problem.operation, called.options)

@@ -261,12 +261,12 @@ def _collect_framework_threads() -> Iterator[set[threading.Thread]]:
     start = threading.Thread.start
 
     @functools.wraps(start)
-    def noted(thread: threading.Thread) -> None:
+    def start_and_collect(thread: threading.Thread) -> None:
         if _package_of_caller(sys._getframe(1)) in _FRAMEWORK_PACKAGES:
             started.add(thread)
         start(thread)
 
-    threading.Thread.start = noted  # type: ignore[method-assign, assignment]
+    threading.Thread.start = start_and_collect  # type: ignore[method-assign, assignment]
     try:
         yield started
     finally:

@@ -26,7 +26,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.execution.signatures import FUNCTIONS, INPUTS, contract_keywords
+from attncheck.execution.signatures import CONTRACT_FUNCTIONS, INPUTS_BY_FUNCTION, contract_keywords
 from attncheck.execution.user_code import LoadError
 from attncheck.spec import DTYPES, QUERY_KEY_VALUE
 
@@ -335,13 +335,13 @@ class ProgramFunction:
         self._program = program
         self.__name__ = name
         self.capabilities = capabilities
-        positional = [inspect.Parameter(key, inspect.Parameter.POSITIONAL_ONLY) for key in INPUTS[name]]
+        positional = [inspect.Parameter(key, inspect.Parameter.POSITIONAL_ONLY) for key in INPUTS_BY_FUNCTION[name]]
         optional = [inspect.Parameter(keyword, inspect.Parameter.KEYWORD_ONLY, default=None) for keyword in keywords]
         self.__signature__ = inspect.Signature([*positional, *optional])
 
     def __call__(self, *positional: Any, **keywords: Any) -> dict[str, NDArray[Any]]:
         """Call the program. Raises ``NotImplementedError`` for what it does not support."""
-        named = dict(zip(INPUTS[self.__name__], positional, strict=True))
+        named = dict(zip(INPUTS_BY_FUNCTION[self.__name__], positional, strict=True))
         arrays = {name: value for name, value in keywords.items() if isinstance(value, np.ndarray)}
         options = {name: value for name, value in keywords.items() if name not in arrays and value is not None}
         answer = self._program.call(self.__name__, {**named, **arrays}, options)
@@ -353,14 +353,16 @@ class ProgramFunction:
 class ProgramModule:
     """All functions of a program, and what it declares, as a module in Python has them."""
 
-    def __init__(self, program: ProgramProcess, said: ProgramDescription) -> None:
+    def __init__(self, program: ProgramProcess, description: ProgramDescription) -> None:
         self.program = program
-        self.distributions = {said.name or Path(program.words[0]).stem: said.version} if said.version else {}
-        self.classes, self.conventions = dict(said.classes), dict(said.conventions)
-        self.requires = dict(said.requires) or None
-        is_able = {"grouped_heads": said.grouped_heads, "value_width": said.value_width}
-        self.capabilities = {"dtypes": list(said.dtypes), **is_able}
-        for name, keywords in said.functions.items():
+        self.distributions = (
+            {description.name or Path(program.words[0]).stem: description.version} if description.version else {}
+        )
+        self.classes, self.conventions = dict(description.classes), dict(description.conventions)
+        self.requires = dict(description.requires) or None
+        is_able = {"grouped_heads": description.grouped_heads, "value_width": description.value_width}
+        self.capabilities = {"dtypes": list(description.dtypes), **is_able}
+        for name, keywords in description.functions.items():
             setattr(self, name, ProgramFunction(program, name, keywords, self.capabilities))
 
     @property
@@ -381,8 +383,8 @@ def load_program(words: tuple[str, ...]) -> ProgramModule:
     except ProtocolError as error:
         raise LoadError(f"does not speak the protocol (docs/protocol.md): {error}") from None
     for name, keywords in said.functions.items():
-        if name not in FUNCTIONS:
-            raise LoadError(f"unknown function {name!r}; expected {', '.join(FUNCTIONS)}")
+        if name not in CONTRACT_FUNCTIONS:
+            raise LoadError(f"unknown function {name!r}; expected {', '.join(CONTRACT_FUNCTIONS)}")
         if unknown := [keyword for keyword in keywords if keyword not in contract_keywords(name)]:
             raise LoadError(f"{name} has no keyword {unknown[0]!r}; expected {', '.join(contract_keywords(name))}")
     return ProgramModule(program, said)
@@ -396,11 +398,11 @@ _MANY_KEYS = 2048
 
 @dataclass(frozen=True)
 class RuleResult:
-    """A rule, and what is ``wrong``; empty if the program follows it, or if it was not tried for the ``reason``."""
+    """A rule, and the ``problem``: empty if the program follows it, or if it was not tried for the ``skip_reason``."""
 
-    says: str
-    wrong: str = ""
-    reason: str = ""
+    rule: str
+    problem: str = ""
+    skip_reason: str = ""
 
 
 class _ProgramEnded(Exception):
@@ -416,43 +418,43 @@ def try_protocol_rules(words: tuple[str, ...], seconds: float = 10.0) -> Iterato
         asked.program.close()
 
 
-def _try_rules(asked: _TimedProgram) -> Iterator[RuleResult]:
+def _try_rules(program: _TimedProgram) -> Iterator[RuleResult]:
     says = "it starts, and answers what it is"
     try:
-        said = asked.describe()
+        said = program.describe()
     except (_ProgramEnded, ProtocolError, OSError) as error:
         yield RuleResult(says, str(error))
         return
     yield RuleResult(says)
     yield _try_rule(
-        "it says the same when it is asked again", lambda: asked.describe() == said or "it said something else"
+        "it says the same when it is asked again", lambda: program.describe() == said or "it said something else"
     )
     if "attention" not in said.functions:
         yield RuleResult(
-            "calls of attention are answered", reason="it has no function attention; others are not tried here"
+            "calls of attention are answered", skip_reason="it has no function attention; others are not tried here"
         )
     else:
         for says, arrays, options in _attention_calls(said):
-            yield _try_rule(says, partial(_check_attention_answer, asked, arrays, options))
+            yield _try_rule(says, partial(_check_attention_answer, program, arrays, options))
     refused = "an unknown function is refused, and the program goes on"
-    yield _try_rule(refused, partial(_check_unknown_function, asked, said))
-    yield _try_rule("it ends when its input ends", asked.end)
+    yield _try_rule(refused, partial(_check_unknown_function, program, said))
+    yield _try_rule("it ends when its input ends", program.check_exit)
 
 
-def _try_rule(says: str, rule: Callable[[], bool | str]) -> RuleResult:
+def _try_rule(rule_text: str, rule: Callable[[], bool | str]) -> RuleResult:
     try:
         result = rule()
     except (_ProgramEnded, ProtocolError, OSError) as error:
-        return RuleResult(says, str(error))
-    return RuleResult(says, "" if result is True else str(result))
+        return RuleResult(rule_text, str(error))
+    return RuleResult(rule_text, "" if result is True else str(result))
 
 
-def _attention_calls(said: ProgramDescription) -> Iterator[tuple[str, dict[str, NDArray[Any]], dict[str, Any]]]:
+def _attention_calls(description: ProgramDescription) -> Iterator[tuple[str, dict[str, NDArray[Any]], dict[str, Any]]]:
     """Give calls of attention: every dtype, every keyword that is known here, axes of length 0 and 1, a large one."""
-    first = said.dtypes[0]
-    for dtype in said.dtypes:
+    first = description.dtypes[0]
+    for dtype in description.dtypes:
         yield f"{dtype}: arrays of {WIRE_DTYPES[dtype].itemsize} bytes a number", _random_query_key_value(dtype), {}
-    taken = said.functions["attention"]
+    taken = description.functions["attention"]
     for name in (keyword for keyword in taken if keyword in _TRIED_OPTIONS):
         yield f"the option {name}", _random_query_key_value(first), {name: _TRIED_OPTIONS[name]}
     shape = (1, 2, 3, 5)
@@ -474,10 +476,10 @@ def _random_query_key_value(
 
 
 def _check_attention_answer(
-    asked: _TimedProgram, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
+    program: _TimedProgram, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
 ) -> bool | str:
     """Check that a call of attention is answered with an output of the right shape and dtype."""
-    answer = asked.call("attention", arrays, options)
+    answer = program.call("attention", arrays, options)
     if isinstance(answer, Refusal):
         return True if answer.kind == "unsupported" else f"it answered an error: {answer.reason}"
     if "output" not in answer:
@@ -489,11 +491,11 @@ def _check_attention_answer(
     return True if output.dtype == query.dtype else f"output: expected {query.dtype}, as the query; got {output.dtype}"
 
 
-def _check_unknown_function(asked: _TimedProgram, said: ProgramDescription) -> bool | str:
-    answer = asked.call("no_function_of_this_name", _random_query_key_value(said.dtypes[0]), {})
+def _check_unknown_function(program: _TimedProgram, description: ProgramDescription) -> bool | str:
+    answer = program.call("no_function_of_this_name", _random_query_key_value(description.dtypes[0]), {})
     if not isinstance(answer, Refusal):
         return 'expected "unsupported" or "error"; it answered with stages'
-    return asked.describe() == said or "it said something else afterwards"
+    return program.describe() == description or "it said something else afterwards"
 
 
 @dataclass(frozen=True)
@@ -509,18 +511,18 @@ class _TimedProgram:
     def call(self, function: str, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> StagesOrRefusal:
         return self._with_timeout(lambda: self.program.call_or_raise(function, arrays, options))
 
-    def _with_timeout(self, ask: Callable[[], Read]) -> Read:
-        """Call ``ask``. Raises ``_ProgramEnded`` if the program ends, or is stopped because it takes too long."""
+    def _with_timeout(self, request: Callable[[], Read]) -> Read:
+        """Call ``request``. Raises ``_ProgramEnded`` if the program ends, or is stopped because it takes too long."""
         late = threading.Event()
 
-        def stop() -> None:
+        def stop_program() -> None:
             late.set()
             self.program.kill()
 
-        timer = threading.Timer(self.seconds, stop)
+        timer = threading.Timer(self.seconds, stop_program)
         timer.start()
         try:
-            return ask()
+            return request()
         except (EOFError, ProtocolError) as error:
             if late.is_set():
                 raise _ProgramEnded(f"no answer after {self.seconds:g} s") from None
@@ -530,7 +532,7 @@ class _TimedProgram:
         finally:
             timer.cancel()
 
-    def end(self) -> bool | str:
+    def check_exit(self) -> bool | str:
         code = self.program.close_input(self.seconds)
         if code is None:
             return f"it still runs {self.seconds:g} s later"

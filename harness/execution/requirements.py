@@ -40,7 +40,7 @@ class Requirements:
     lengths: str | None = None
 
     @classmethod
-    def of(cls, declared: Any) -> Requirements:
+    def from_declaration(cls, declared: Any) -> Requirements:
         """Check what a function declares. Raises ``ValueError``, which says what was expected."""
         if not isinstance(declared, Mapping):
             raise ValueError(f"requires: expected {_DECLARATION_EXAMPLE}; got {declared!r}")
@@ -48,16 +48,16 @@ class Requirements:
             _check_declaration(name, value)
         values: dict[str, Any] = {name: tuple(value) if name == "widths" else value for name, value in declared.items()}
         requirements = cls(**values)
-        if requirements.width(1) is None:
+        if requirements.smallest_accepted_width(1) is None:
             raise ValueError(f"requires: no width meets all of {dict(declared)!r}; expected one that does")
         return requirements
 
-    def width(self, least: int) -> int | None:
+    def smallest_accepted_width(self, least: int) -> int | None:
         """Return the smallest width that is taken and is at least ``least``; None if there is none.
 
         Example:
             >>> requirements = Requirements(width_multiple=8, max_width=64)
-            >>> requirements.width(9), requirements.width(65)
+            >>> requirements.smallest_accepted_width(9), requirements.smallest_accepted_width(65)
             (16, None)
         """
         least = max(least, self.min_width)
@@ -149,7 +149,7 @@ def require_exact_padding(problem: Problem, longer: Mapping[str, int], padded: P
         for rows, allowed, _ in _masks_by_rows(padded):
             # A kernel may return NaN for a query without a key, and the NaN would reach every gradient.
             if not bool(allowed[..., rows >= queries, :].any(axis=-1).all()):
-                raise InexactError("cannot be padded with queries: one that is added would have no key to attend to")
+                raise InexactError("cannot be padded with queries: an added query would have no key to attend to")
 
 
 def attends_to_added_keys(padded: Problem, lengths: Mapping[str, int]) -> bool:
@@ -167,12 +167,14 @@ def _require_finite_inputs(problem: Problem, longer: Mapping[str, int]) -> None:
     names |= ({"query", "grad_output"} if "T" in longer else set()) | ({"key", "value"} if grows_queries else set())
     for name in sorted(names & problem.inputs.keys()):
         if not np.isfinite(problem.inputs[name].astype(np.float64)).all():
-            raise InexactError(f"cannot be padded: {name} holds NaN or infinity, which zeros that are added would meet")
+            raise InexactError(
+                f"cannot be padded: {name} has NaN or infinity, by which the added zeros would be multiplied"
+            )
     bias = problem.inputs.get("bias")
     if bias is not None and grows_queries:
         numbers = bias.astype(np.float64)
         if bool((np.isnan(numbers) | np.isposinf(numbers)).any()):
-            raise InexactError("cannot be padded: bias holds NaN or infinity, which queries that are added would meet")
+            raise InexactError("cannot be padded: bias has NaN or infinity, which the added queries would use")
 
 
 def _require_keys_in_every_row(problem: Problem) -> None:
@@ -183,7 +185,9 @@ def _require_keys_in_every_row(problem: Problem) -> None:
         if bool(np.isneginf(best).any()):
             raise InexactError("cannot be padded with masked keys: a query may attend to no key")
         if bool((best + least < _MIN_LOGIT).any()):
-            raise InexactError("cannot be padded with masked keys: scores of a query may be as low as a mask's")
+            raise InexactError(
+                "cannot be padded with masked keys: a query's scores may be as low as those of masked keys"
+            )
 
 
 def _masks_by_rows(problem: Problem) -> Iterator[tuple[NDArray[np.intp], NDArray[np.bool_], Array | None]]:

@@ -124,14 +124,14 @@ _MAX_LINE_LENGTH = 300
 class WorkerLog:
     """The file that a worker's standard output and standard error go to."""
 
-    def __init__(self, path: Path, most: int) -> None:
-        """``most`` bytes are kept of what was printed before."""
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        """``max_bytes`` bytes are kept of what was printed before."""
         self.path = path
-        self._most = most
+        self._most = max_bytes
         self._begun = 0
 
-    def begin(self) -> None:
-        """Begin an evaluation: what is printed from now on belongs to it."""
+    def mark_evaluation_start(self) -> None:
+        """Record the file's size: the output from now on belongs to a new evaluation."""
         if self._size_in_bytes() > self._most:
             with suppress(OSError):  # keep the end of a log that grew too long: the worker writes on after it
                 with self.path.open("rb") as file:
@@ -141,11 +141,11 @@ class WorkerLog:
         self._begun = self._size_in_bytes()
 
     def count_printed_bytes(self) -> int:
-        """Return how many bytes have been printed since ``begin``."""
+        """Return how many bytes this evaluation has printed."""
         return max(self._size_in_bytes() - self._begun, 0)
 
     def quote_last_lines(self) -> str:
-        """Return the last lines printed since ``begin``, to be appended to a reason; empty if there are none."""
+        """Return the last lines of this evaluation, to be appended to a reason; empty if there are none."""
         lines = [line for line in self._read_tail().splitlines() if line.strip()]
         fatal = next((number for number, line in enumerate(lines) if line.startswith(_FATAL_PREFIX)), None)
         last = lines[-_MAX_LAST_LINES:]
@@ -163,13 +163,13 @@ class WorkerLog:
         try:
             self.path.open("ab").close()
         except OSError as error:
-            raise OutputError.of(self.path, error) from None
+            raise OutputError.from_os_error(self.path, error) from None
 
     def require_space(self) -> None:
         """Raise ``OutputError`` if the disk is full: of what cannot print then, that is the reason and no other."""
         with suppress(OSError):
             if shutil.disk_usage(self.path.parent).free < _MIN_FREE_BYTES:
-                raise OutputError.of(self.path, OSError(errno.ENOSPC, ""))
+                raise OutputError.from_os_error(self.path, OSError(errno.ENOSPC, ""))
 
     def _size_in_bytes(self) -> int:
         try:
@@ -232,13 +232,13 @@ class WorkerGroup:
         return self.is_bundled and self.implementation.entry.packages[0] != "numpy"
 
     @property
-    def process(self) -> tuple[str, ...]:
+    def process_key(self) -> tuple[str, ...]:
         """Return the key of groups that one process can serve."""
         entry = self.implementation.entry
-        if not self.is_bundled or self.implementation.declared.own_process:
+        if not self.is_bundled or self.implementation.mode_declarations.own_process:
             return (self.name,)
         alone = (dtype for dtype in self.dtypes if dtype in entry.own_process_for)
-        device = self.implementation.declared.device
+        device = self.implementation.mode_declarations.device
         return (entry.name, *([device] if device else []), *alone)
 
 
@@ -254,8 +254,8 @@ _MIN_SCORE_STAGES = 2
 """Scores, and the weights that are made of them."""
 
 
-def refuse_too_many_scores(mode: Mode, problem: Problem, most: int) -> Failure | None:
-    """Return why a mode is not asked for a problem: score matrices that it holds take more than ``most`` bytes.
+def refuse_too_many_scores(mode: Mode, problem: Problem, max_bytes: int) -> Failure | None:
+    """Return why a mode is not asked for a problem: score matrices that it holds take more than ``max_bytes`` bytes.
 
     Counted are the stages of their shape that the operation computes, each of which modular code returns. Scores that
     are given as inputs are there already.
@@ -266,10 +266,10 @@ def refuse_too_many_scores(mode: Mode, problem: Problem, most: int) -> Failure |
     computed = set(STAGES_ON_SCORES).intersection(computed_stages(problem.operation, problem.options, problem.inputs))
     stages = max(len(computed), _MIN_SCORE_STAGES)
     size = elements * problem.inputs["query"].dtype.itemsize * stages
-    if size <= most:
+    if size <= max_bytes:
         return None
     needed = f"would hold {elements:,} scores in {stages} stages, {size / 2**30:.1f} GiB"
-    limit = f"a worker's share of the memory limit is {most / 2**30:.1f} GiB"
+    limit = f"a worker's share of the memory limit is {max_bytes / 2**30:.1f} GiB"
     return Failure("unsupported", f"{needed}; {limit}", ("more memory",))
 
 
@@ -286,7 +286,7 @@ class WorkerSlot:
         process, self.process = self.process, None
         self.started.clear()
         if process is not None:
-            process.end()
+            process.kill()
 
 
 class GroupRunner(Generic[Key]):
@@ -332,19 +332,19 @@ class GroupRunner(Generic[Key]):
         self.is_stopped = True
         process = self._slot.process
         if process is not None:
-            process.end()
+            process.kill()
 
-    def left_out(self, case: Case, dtype: str, problem: Callable[[], Problem]) -> Failure:
+    def outcome_of_left_out_case(self, case: Case, dtype: str, problem: Callable[[], Problem]) -> Failure:
         """Return the outcome of a case that the implementation is not asked for, or could not do if it were."""
         implementation = self.group.implementation
-        if lack := self.lack_known_beforehand(case, dtype):
+        if lack := self.known_unsupported_outcome(case, dtype):
             return lack
         if not implementation.is_padded:
             return _NOT_IN_STANDARD
         padding = pad_call(implementation, problem())
         return padding if isinstance(padding, Failure) else _NOT_IN_STANDARD
 
-    def lack_known_beforehand(self, case: Case, dtype: str) -> Failure | None:
+    def known_unsupported_outcome(self, case: Case, dtype: str) -> Failure | None:
         """Return the outcome of a case that the implementation cannot be asked for, before its problem is made."""
         if not isinstance(self.group.implementation.entry, UserImplementation):
             return None
@@ -352,25 +352,25 @@ class GroupRunner(Generic[Key]):
         failure = unsupported_before_call(self.group.implementation, case, dtype)
         return None if failure is None else replace(failure, seconds=perf_counter() - begun)
 
-    def evaluate(self, problem: Problem, meanwhile: Callable[[], None] = lambda: None) -> Outcome:
+    def evaluate(self, problem: Problem, on_wait: Callable[[], None] = lambda: None) -> Outcome:
         """Evaluate one problem in the worker, which is started if there is none; ``close`` ends it.
 
-        ``meanwhile`` is done while the worker computes, and is no part of the seconds that an answer took.
+        ``on_wait`` is done while the worker computes, and is no part of the seconds that an answer took.
         """
         if self._state_probe is not None:
             return self._state_probe.evaluate_with_changed_calls(
-                problem, partial(self._evaluate_timed, problem, meanwhile)
+                problem, partial(self._evaluate_timed, problem, on_wait)
             )
-        return self._evaluate_timed(problem, meanwhile)
+        return self._evaluate_timed(problem, on_wait)
 
-    def _evaluate_timed(self, problem: Problem, meanwhile: Callable[[], None]) -> Outcome:
-        begun, self._meanwhile = perf_counter(), meanwhile
+    def _evaluate_timed(self, problem: Problem, on_wait: Callable[[], None]) -> Outcome:
+        begun, self._meanwhile = perf_counter(), on_wait
         outcome = self._pad_and_evaluate(problem)
         self._meanwhile = lambda: None
         process = self._slot.process
         answered = process.answered if process is not None else 0.0
         seconds = (answered if answered > begun else perf_counter()) - begun
-        self.times.add("all", seconds)
+        self.times.add_seconds("all", seconds)
         return replace(outcome, seconds=seconds)
 
     @contextmanager
@@ -399,7 +399,7 @@ class GroupRunner(Generic[Key]):
         failed = self._given_up or (None if implementation.name in self._slot.started else self._start_implementation())
         if failed is not None:
             return failed
-        seconds = self._limits.case_seconds * min(session.calls, _MAX_SESSION_LIMITS)
+        seconds = self._limits.case_seconds * min(session.call_count, _MAX_SESSION_LIMITS)
         answer = self._call_in_worker(
             seconds, evaluate_session, implementation.name, Session(steps), str(self._log.path)
         )
@@ -407,23 +407,25 @@ class GroupRunner(Generic[Key]):
             return answer
         self._close_unless_reusable(answer)
         return tuple(
-            replace(result, outcome=padding.cut(result.outcome)) if isinstance(padding, PaddedCall) else result
+            replace(result, outcome=padding.strip_padding(result.outcome))
+            if isinstance(padding, PaddedCall)
+            else result
             for padding, result in zip(paddings, answer.results, strict=True)
         )
 
     def _close_unless_reusable(self, answer: EvaluationReport | EvaluatedSession) -> None:
-        if answer.held > self._limits.soft_memory_limit or not answer.is_fit:
+        if answer.held_bytes > self._limits.soft_memory_limit or not answer.is_process_reusable:
             self.close()
 
     def _pad_and_evaluate(self, problem: Problem) -> Outcome:
         padding = pad_call(self.group.implementation, problem)
         if isinstance(padding, PaddedCall):
-            return padding.cut(self._evaluate_unless_refused(padding.problem))
+            return padding.strip_padding(self._evaluate_unless_refused(padding.problem))
         return padding or self._evaluate_unless_refused(problem)
 
     def _evaluate_unless_refused(self, problem: Problem) -> Outcome:
         if too_large := refuse_too_many_scores(
-            self.group.implementation.declared, problem, self._limits.memory_of_each
+            self.group.implementation.mode_declarations, problem, self._limits.memory_of_each
         ):
             return too_large
         if untried := self._given_up or self._crash_limit.skipped_failure():
@@ -446,12 +448,12 @@ class GroupRunner(Generic[Key]):
         if name not in self._slot.started and (failure := self._start_implementation()) is not None:
             return failure
         seconds = self._limits.case_seconds
-        if self.group.implementation.declared.runs_only_standard_cases:
+        if self.group.implementation.mode_declarations.runs_only_standard_cases:
             seconds += self._limits.start_seconds  # it compiles first, which says nothing of the code that is judged
         answer = self._call_in_worker(seconds, evaluate_and_measure, name, problem, str(self._log.path))
         if isinstance(answer, Failure):
             return answer
-        self.times.add("compiling", answer.compiled)
+        self.times.add_seconds("compiling", answer.compilation_seconds)
         if isinstance(answer.outcome, Failure):
             self._log.require_space()
         self._close_unless_reusable(answer)
@@ -463,10 +465,10 @@ class GroupRunner(Generic[Key]):
         what = (entry, implementation.mode, dtype, self._limits.threads, str(self._log.path))
         if self._slot.process is None and self._described is not None and isinstance(entry, UserImplementation):
             self._log.require_writable()
-            self._slot.process = self._described.take(entry, self._limits.threads)
+            self._slot.process = self._described.take_worker(entry, self._limits.threads)
         self.is_starting = True
         try:
-            with self.times.of("importing"):
+            with self.times.measure("importing"):
                 answer = self._call_in_worker(self._limits.start_seconds, start_implementation, *what)
         finally:
             self.is_starting = False
@@ -482,13 +484,13 @@ class GroupRunner(Generic[Key]):
 
     def _call_in_worker(self, seconds: float, function: Callable[..., Answer], *arguments: object) -> Answer | Failure:
         """Call a function in the worker; what kills it becomes a failure, and the next call gets a new one."""
-        self._log.begin()
+        self._log.mark_evaluation_start()
         try:
             if self._slot.process is None:
                 self._log.require_writable()
                 self._slot.process = WorkerProcess()
             return self._slot.process.call(
-                function, *arguments, seconds=seconds, look=self._reason_to_stop, meanwhile=self._meanwhile
+                function, *arguments, seconds=seconds, cancel_reason=self._reason_to_stop, on_wait=self._meanwhile
             )
         except RemoteError as raised:
             verdict, message = "error", str(raised)
@@ -532,7 +534,7 @@ def group_runners(
     """
     together: dict[tuple[str, ...], list[WorkerGroup]] = {}
     for group in groups:
-        together.setdefault(group.process, []).append(group)
+        together.setdefault(group.process_key, []).append(group)
     runners = []
     for sharing in together.values():
         slot = WorkerSlot(shared=len(sharing) > 1)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends.contract import Backend
 from attncheck.execution.process_state import ProcessState, disable_memory_filling
-from attncheck.execution.signatures import FUNCTIONS
+from attncheck.execution.signatures import CONTRACT_FUNCTIONS
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on_backend, get_started_backend
 from attncheck.reading.problem import Problem
 
@@ -37,16 +37,17 @@ _OTHER_WORK_SIZE = 96
 class SessionStep:
     """One call of a session, made so many ``times``; the last result counts.
 
-    Where it ``returns``, that is sent back. Where it ``stays``, it is looked at again when all steps are done. Before
-    each call there is ``other_work``, or ``nan_memory``: memory as large as each stage, full of NaN, is freed.
+    If it ``returns_result``, the worker sends the result back. If it ``rechecks_result``, the worker compares the
+    result again after all steps. Before each call, the worker ``does_other_work_before``, or
+    ``frees_nan_memory_before``: it frees memory as large as each stage, full of NaN.
     """
 
     problem: Problem
     times: int = 1
-    returns: bool = True
-    stays: bool = False
-    other_work: bool = False
-    nan_memory: bool = False
+    returns_result: bool = True
+    rechecks_result: bool = False
+    does_other_work_before: bool = False
+    frees_nan_memory_before: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Session:
     steps: tuple[SessionStep, ...]
 
     @property
-    def calls(self) -> int:
+    def call_count(self) -> int:
         """Return how many calls it makes."""
         return sum(step.times for step in self.steps)
 
@@ -75,13 +76,14 @@ class ChangedElement:
 class StepResult:
     """The result of a step: its outcome, inputs that the call changed, and what became of its result.
 
-    ``altered`` are stages that differ when all steps are done. ``shared`` are inputs that a stage has memory of.
+    ``altered_stages`` differ after all steps. ``stages_sharing_inputs`` are pairs of a stage and an input with common
+    memory.
     """
 
     outcome: Outcome
-    changed: tuple[ChangedElement, ...] = ()
-    altered: tuple[ChangedElement, ...] = ()
-    shared: tuple[tuple[str, str], ...] = ()
+    changed_inputs: tuple[ChangedElement, ...] = ()
+    altered_stages: tuple[ChangedElement, ...] = ()
+    stages_sharing_inputs: tuple[tuple[str, str], ...] = ()
 
 
 class _RecordingBackend:
@@ -97,7 +99,7 @@ class _RecordingBackend:
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._backend, name)
-        if self._before is None or name not in FUNCTIONS:
+        if self._before is None or name not in CONTRACT_FUNCTIONS:
             return attribute
         if (user_function := getattr(attribute, "user_function", None)) is None:
             return _with_call_before(self._before, attribute)
@@ -136,7 +138,7 @@ def run_session(backend: Backend, session: Session) -> tuple[StepResult, ...]:
         altered = (
             first_changed_element(name, before[name], backend.to_numpy(tensor)) for name, tensor in tensors.items()
         )
-        results.append(replace(result, altered=tuple(filter(None, altered))))
+        results.append(replace(result, altered_stages=tuple(filter(None, altered))))
     return tuple(results)
 
 
@@ -145,8 +147,8 @@ class EvaluatedSession:
     """Results of a session's steps, how many bytes the worker holds after it, and whether it is fit for more."""
 
     results: tuple[StepResult, ...]
-    held: int
-    is_fit: bool
+    held_bytes: int
+    is_process_reusable: bool
 
 
 def evaluate_session(implementation: str, session: Session, log: str) -> EvaluatedSession:
@@ -162,16 +164,18 @@ def _run_step(backend: Backend, step: SessionStep) -> tuple[StepResult, Mapping[
     """Return the result of a step and, if it stays, the returned tensors and their numbers."""
     fences: list[Array] = []
 
-    def free_nan() -> None:
+    def free_nan_memory() -> None:
         fences.extend(_fill_freed_memory_with_nan(backend, step.problem))
 
     for _ in range(step.times):
-        if step.other_work:  # compute and free something else, as a model does between two calls of attention
+        if (
+            step.does_other_work_before
+        ):  # compute and free something else, as a model does between two calls of attention
             square = np.linspace(-1, 1, _OTHER_WORK_SIZE**2).reshape(_OTHER_WORK_SIZE, _OTHER_WORK_SIZE)
             blocks = [np.full(_OTHER_WORK_SIZE * number, 0.5) for number in range(1, 8)]
             assert np.isfinite(square @ square).all()
             del blocks
-        watched = _RecordingBackend(backend, free_nan if step.nan_memory else None)
+        watched = _RecordingBackend(backend, free_nan_memory if step.frees_nan_memory_before else None)
         # Inputs of its own: a call that writes into them spoils no other.
         copies = {name: array.copy() for name, array in step.problem.inputs.items()}
         outcome = evaluate_on_backend(watched, replace(step.problem, inputs=copies))
@@ -185,8 +189,10 @@ def _run_step(backend: Backend, step: SessionStep) -> tuple[StepResult, Mapping[
     tensors = _tensors_by_stage(backend, outcome.stages, watched.returned)
     shared = tuple(_stages_sharing_inputs(backend, step.problem, watched.inputs, tensors))
     stages = {name: np.array(array) for name, array in outcome.stages.items()}
-    result = StepResult(replace(outcome, stages=stages if step.returns else {}), changed, shared=shared)
-    return result, tensors if step.stays else {}, stages
+    result = StepResult(
+        replace(outcome, stages=stages if step.returns_result else {}), changed, stages_sharing_inputs=shared
+    )
+    return result, tensors if step.rechecks_result else {}, stages
 
 
 def _fill_freed_memory_with_nan(backend: Backend, problem: Problem) -> list[Array]:

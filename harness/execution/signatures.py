@@ -32,7 +32,7 @@ def explain_unfit_function(error: UnfitError, target: Target, loaded: Any) -> st
         return "\n".join(lines)
     function_name = _name_for_adapter(target, error, called)
     framework = getattr(loaded, "framework", None) or find_imports(error.function).framework
-    code = write_adapter(error.function, function_name, framework if isinstance(framework, str) else None)
+    code = adapter_lines(error.function, function_name, framework if isinstance(framework, str) else None)
     return "\n".join([*lines, _adapter_instruction(target, function_name.adapter), "", *code])
 
 
@@ -57,10 +57,12 @@ def _adapter_instruction(target: Target, name: str) -> str:
 
 
 _SPECS: tuple[ScoreSpec | Operation, ...] = (*SCORE_SPECS.values(), *OPERATIONS.values())
-FUNCTIONS = tuple(dict.fromkeys(spec.function_name for spec in _SPECS))
+CONTRACT_FUNCTIONS = tuple(dict.fromkeys(spec.function_name for spec in _SPECS))
 """Every function of the contract that computes something."""
-_CONTRACT: Mapping[str, inspect.Signature] = {name: inspect.signature(getattr(Backend, name)) for name in FUNCTIONS}
-INPUTS: Mapping[str, tuple[str, ...]] = {name: inputs_of(name) for name in FUNCTIONS}
+_CONTRACT: Mapping[str, inspect.Signature] = {
+    name: inspect.signature(getattr(Backend, name)) for name in CONTRACT_FUNCTIONS
+}
+INPUTS_BY_FUNCTION: Mapping[str, tuple[str, ...]] = {name: inputs_of(name) for name in CONTRACT_FUNCTIONS}
 """Every function of the contract, and what it is given by position: its own names for these do not matter."""
 
 _SPECS_BY_NAME: Mapping[str, InputSpec | OptionSpec] = {**OPERATIONS["attention"].inputs, **OPTIONS}
@@ -84,8 +86,8 @@ _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWOR
 class NameForAdapter:
     """The name of a function for an adapter: the words that name it, and what has to be imported, if anything."""
 
-    called: str
-    imported: str = ""
+    call_expression: str
+    import_statement: str = ""
     is_taken: bool = False
     """True if the name ``attention`` is another's."""
 
@@ -99,7 +101,9 @@ class NameForAdapter:
 def contract_keywords(name: str) -> Mapping[str, Any]:
     """Return the keywords of one of the contract's functions, and what each is when a case does not ask for it."""
     parameters = _CONTRACT[name].parameters
-    return {option: parameters[option].default for option in parameters if option not in ("self", *INPUTS[name])}
+    return {
+        option: parameters[option].default for option in parameters if option not in ("self", *INPUTS_BY_FUNCTION[name])
+    }
 
 
 def signature_text(name: str) -> str:
@@ -123,19 +127,21 @@ def signature_faults(name: str, function: Callable[..., Any]) -> list[str]:
     except (TypeError, ValueError):
         return []  # a builtin without a signature
     try:
-        signature.bind_partial(*INPUTS[name])
+        signature.bind_partial(*INPUTS_BY_FUNCTION[name])
     except TypeError:
-        return [f"it does not take {join_words(INPUTS[name])} by position"]
+        return [f"it does not take {join_words(INPUTS_BY_FUNCTION[name])} by position"]
     swapped = [
         f"parameter {parameter.name} at the position of {wanted}"
-        for parameter, wanted in zip(_positional_parameters(signature), INPUTS[name], strict=False)
-        if wanted in _NAME_OF_SYNONYM and _contract_name(parameter.name) not in (None, wanted)
+        for parameter, wanted in zip(_positional_parameters(signature), INPUTS_BY_FUNCTION[name], strict=False)
+        if wanted in _NAME_OF_SYNONYM and _contract_name_of_parameter(parameter.name) not in (None, wanted)
     ]
     beyond = _required_beyond_inputs(name, function)
     required = [parameter for parameter in beyond if parameter.name not in contract_keywords(name)]
     required += [parameter for parameter in beyond if parameter not in required and parameter.kind not in _BY_KEYWORD]
     unknown = [parameter.name for parameter in required]
-    alike = {called: meant for called in unknown if (meant := _contract_name(called)) not in (None, called)}
+    alike = {
+        called: meant for called in unknown if (meant := _contract_name_of_parameter(called)) not in (None, called)
+    }
     looks = {called: f" (probably {meant})" for called, meant in alike.items()}
     return [*swapped, *(f"required parameter {called}{looks.get(called, '')}" for called in unknown)]
 
@@ -150,12 +156,14 @@ def unused_parameter_hints(name: str, function: Callable[..., Any]) -> list[str]
     optional = [
         parameter.name for parameter in parameters if parameter.kind in _BY_KEYWORD and parameter.default is not empty
     ]
-    strange = [word for word in optional if word not in contract_keywords(name) and word not in INPUTS[name]]
+    strange = [
+        word for word in optional if word not in contract_keywords(name) and word not in INPUTS_BY_FUNCTION[name]
+    ]
     known = {option for option in optional if option in contract_keywords(name)}
     alike = {
         word: meant
         for word in strange
-        if (meant := _contract_name(word)) in contract_keywords(name) and meant not in known
+        if (meant := _contract_name_of_parameter(word)) in contract_keywords(name) and meant not in known
     }
     others = [option for option in strange if option not in alike]
     unused = [
@@ -169,7 +177,7 @@ def unused_parameter_hints(name: str, function: Callable[..., Any]) -> list[str]
     ]
 
 
-def write_adapter(function: Callable[..., Any], name: NameForAdapter, framework: str | None) -> list[str]:
+def adapter_lines(function: Callable[..., Any], name: NameForAdapter, framework: str | None) -> list[str]:
     """Return the lines of an adapter with the signature of attention that calls another function, to be pasted.
 
     Unknown arguments are written as ``...``, and a comment lists them.
@@ -179,11 +187,11 @@ def write_adapter(function: Callable[..., Any], name: NameForAdapter, framework:
     taken = "".join(f", {option}={default!r}" for option, default in defaults.items())
     blanks = [called or "an input" for called, expression in arguments if expression == _UNKNOWN_ARGUMENT]
     lines = [
-        *([f"{name.imported}", "", ""] if name.imported else []),
+        *([f"{name.import_statement}", "", ""] if name.import_statement else []),
         f"def {name.adapter}(query, key, value{', *' if taken else ''}{taken}):",
         *(["    # mask is boolean: true = may attend"] if "mask" in options else []),
         *([f"    # FILL IN what stands as ...: {', '.join(blanks)}"] if blanks else []),
-        f"    return {name.called}({', '.join(f'{key}={code}' if key else code for key, code in arguments)})",
+        f"    return {name.call_expression}({', '.join(f'{key}={code}' if key else code for key, code in arguments)})",
     ]
     return [*lines, *(["", "", f'{name.adapter}.framework = "{framework}"'] if framework else [])]
 
@@ -194,7 +202,7 @@ def _adapter_arguments(signature: inspect.Signature) -> tuple[list[tuple[str, st
     options: list[str] = []
     inputs = _input_of_parameter(signature)
     for number, parameter in enumerate(signature.parameters.values()):
-        meant = _contract_name(parameter.name)
+        meant = _contract_name_of_parameter(parameter.name)
         is_required = parameter.default is inspect.Parameter.empty
         if parameter.kind not in (*_BY_POSITION, *_BY_KEYWORD) or not (is_required or meant in _OPTIONS_TO_PASS_ON):
             continue
@@ -210,11 +218,11 @@ def _adapter_arguments(signature: inspect.Signature) -> tuple[list[tuple[str, st
 
 def _input_of_parameter(signature: inspect.Signature) -> dict[str, str]:
     """Return the parameters that are query, key and value: by name, else by position if all three must be there."""
-    wanted = INPUTS["attention"]
-    by_name = {called: _contract_name(called) for called in signature.parameters}
+    wanted = INPUTS_BY_FUNCTION["attention"]
+    by_name = {called: _contract_name_of_parameter(called) for called in signature.parameters}
     meanings = {called: meant for called, meant in by_name.items() if meant is not None and meant in wanted}
     first = [parameter.name for parameter in _positional_parameters(signature)[: len(wanted)]]
-    if len(first) == len(wanted) and all(_contract_name(called) in (None, *wanted) for called in first):
+    if len(first) == len(wanted) and all(_contract_name_of_parameter(called) in (None, *wanted) for called in first):
         by_place = zip(first, wanted, strict=True)
         known = {*meanings.values()}
         meanings |= {called: meant for called, meant in by_place if called not in meanings and meant not in known}
@@ -236,7 +244,7 @@ def _required_beyond_inputs(name: str, function: Callable[..., Any]) -> Sequence
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return ()
-    by_position = _positional_parameters(signature)[: len(INPUTS[name])]
+    by_position = _positional_parameters(signature)[: len(INPUTS_BY_FUNCTION[name])]
     rest = (parameter for parameter in signature.parameters.values() if parameter not in by_position)
     required = (parameter for parameter in rest if parameter.default is inspect.Parameter.empty)
     return [parameter for parameter in required if parameter.kind in (*_BY_POSITION, *_BY_KEYWORD)]
@@ -246,7 +254,7 @@ def _positional_parameters(signature: inspect.Signature) -> list[inspect.Paramet
     return [parameter for parameter in signature.parameters.values() if parameter.kind in _BY_POSITION]
 
 
-def _contract_name(name: str) -> str | None:
+def _contract_name_of_parameter(name: str) -> str | None:
     return _NAME_OF_SYNONYM.get(name.lower())
 
 

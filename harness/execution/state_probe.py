@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.execution.operations import SECOND_CALL, function_and_keywords, run_operation
+from attncheck.execution.operations import SECOND_CALL_FAULT, function_and_keywords, run_operation
 from attncheck.execution.worker import Computed, Outcome
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import count_scores
@@ -54,7 +54,7 @@ class ChangedCall:
     change: str
     problem: Problem
     comes_first: bool
-    gap: float
+    answer_difference: float
 
 
 class StateProbe:
@@ -85,7 +85,7 @@ class StateProbe:
             if isinstance(outcome, Computed):
                 changed_outcome = before[call.change] if call.comes_first else self._evaluate(call.problem)
                 if self._returns_stale_numbers(problem, outcome, call, changed_outcome):
-                    fault = f"{SECOND_CALL} that differ only in {call.change} gives the first call's numbers"
+                    fault = f"{SECOND_CALL_FAULT} that differ only in {call.change} gives the first call's numbers"
                     return replace(outcome, faults={**outcome.faults, _compared_stage(problem): fault})
         return outcome
 
@@ -119,7 +119,10 @@ class StateProbe:
         self._new_processes += 1
         with self._in_new_process():
             repeated = self._evaluate(problem if call.comes_first else call.problem)
-        return isinstance(repeated, Computed) and _max_difference(first, repeated.stages.get(stage)) > call.gap / 8
+        return (
+            isinstance(repeated, Computed)
+            and _max_difference(first, repeated.stages.get(stage)) > call.answer_difference / 8
+        )
 
 
 def changed_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:

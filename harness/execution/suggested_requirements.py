@@ -54,14 +54,14 @@ class SuggestedRequirements:
     """RequiredShapes that a function may declare, and the number of tried cases that it then computes."""
 
     requires: RequiredShapes
-    computed: int
-    tried: int
+    computed_cases: int
+    tried_cases: int
 
-    def words(self, item: Implementation) -> str:
+    def advice(self, item: Implementation) -> str:
         """Return the advice, with the line or option to paste."""
         line = declaration_code(item.entry.module, item.mode, "requires", dict(self.requires))
         return (
-            f"of {self.tried:,} cases that it refuses or fails in, it computes {self.computed:,} padded: "
+            f"of {self.tried_cases:,} cases that it refuses or fails in, it computes {self.computed_cases:,} padded: "
             f"{f'give {line}' if line.startswith('-') else f'declare {line} below it'} (docs/how-to/kernel.md)"
         )
 
@@ -78,12 +78,12 @@ def suggest_requirements(
     if not isinstance(entry, UserImplementation) or any(entry.requirements.values()):
         return None
     small = [case for case in refused if sum(map(math.prod, case.input_shapes.values())) <= _MAX_INPUT_ELEMENTS]
-    dtype = next(iter(implementation.declared.classes))
+    dtype = next(iter(implementation.mode_declarations.classes))
     small = [case for case in small if dtype in case.dtypes]
     with closing(WorkerPool(limits, probes_state=False)) as workers, suppress(_TooSlowError):
         trial = _RequirementsTrial(implementation, entry, dtype, workers.worker_for(implementation, dtype))
         if (requires := _loosest_requirements(trial, _evenly_spaced(small, _MAX_TRIED_CASES))) is not None:
-            tried = [trial.computes(case, requires) for case in _evenly_spaced(small, _MAX_COUNTED_CASES)]
+            tried = [trial.can_compute(case, requires) for case in _evenly_spaced(small, _MAX_COUNTED_CASES)]
             return SuggestedRequirements(requires, sum(tried), len(tried))
     return None
 
@@ -95,24 +95,24 @@ def _evenly_spaced(cases: Sequence[Case], most: int) -> Sequence[Case]:
 
 def _loosest_requirements(trial: _RequirementsTrial, sample: Sequence[Case]) -> RequiredShapes | None:
     """Start with the requirements by which most cases run; halve and drop them as long as all of these run."""
-    by_start = [[case for case in sample if trial.computes(case, start)] for start in _FIRST_REQUIREMENTS]
+    by_start = [[case for case in sample if trial.can_compute(case, start)] for start in _FIRST_REQUIREMENTS]
     computed, requires = max(zip(by_start, _FIRST_REQUIREMENTS, strict=True), key=lambda pair: len(pair[0]))
     if not computed:
         return None
 
-    def is_enough(looser: RequiredShapes) -> bool:
-        return all(trial.computes(case, looser) for case in computed)
+    def runs_all_samples(looser: RequiredShapes) -> bool:
+        return all(trial.can_compute(case, looser) for case in computed)
 
     start = requires
     for name, value in start.items():
         while isinstance(value, int) and value > _MIN_MULTIPLE:
             value //= 2
-            if not is_enough({**requires, name: value}):
+            if not runs_all_samples({**requires, name: value}):
                 break
             requires = {**requires, name: value}
     for name in start:
         without = {key: value for key, value in requires.items() if key != name}
-        requires = without if is_enough(without) else requires
+        requires = without if runs_all_samples(without) else requires
     return requires
 
 
@@ -131,7 +131,7 @@ class _RequirementsTrial:
         self._computed: dict[tuple[str, str], bool] = {}
         self._deadline = monotonic() + _MAX_SECONDS
 
-    def computes(self, case: Case, requires: RequiredShapes) -> bool:
+    def can_compute(self, case: Case, requires: RequiredShapes) -> bool:
         """Return whether the function computes a case that is padded to these requirements.
 
         Raises ``_TooSlowError`` if the trials take too long.

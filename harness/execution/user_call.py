@@ -46,7 +46,7 @@ from attncheck.execution.process_state import fill_free_memory, forbid_changed_i
 from attncheck.execution.programs import ProgramFunction, ProgramModule, load_program
 from attncheck.execution.requirements import Requirements
 from attncheck.execution.signatures import (
-    INPUTS,
+    INPUTS_BY_FUNCTION,
     required_keywords,
     signature_faults,
     signature_text,
@@ -123,27 +123,29 @@ class UserBackend:
     def _call(
         self, name: str, function: Callable[..., Any], unasked: Mapping[str, Any], /, **keywords: Any
     ) -> dict[str, Any]:
-        positional = [keywords.pop(key) for key in INPUTS[name]]
+        positional = [keywords.pop(key) for key in INPUTS_BY_FUNCTION[name]]
         require_parameters(function_parameters(function), keywords)
-        unasked = _defaults_for(unasked, keywords, positional)
-        if INPUTS[name][:3] == INPUTS["attention"]:
+        unasked = _default_required_keywords(unasked, keywords, positional)
+        if INPUTS_BY_FUNCTION[name][:3] == INPUTS_BY_FUNCTION["attention"]:
             _check_capabilities(function, positional)
         arrays = {key: value for key, value in keywords.items() if hasattr(value, "shape")}
         options = {key: value for key, value in keywords.items() if key not in arrays}
-        named = {**dict(zip(INPUTS[name], positional, strict=True)), **arrays}
+        named = {**dict(zip(INPUTS_BY_FUNCTION[name], positional, strict=True)), **arrays}
         with (
             forbid_changed_inputs(named, self._base_to_numpy),
             forbid_leaked_threads(),
             fill_free_memory(_result_sizes_in_bytes(positional)),
         ):
-            returned = self._call_advised(function, positional, {**unasked, **keywords})
+            returned = self._call_with_advice(function, positional, {**unasked, **keywords})
         if isinstance(returned, Mapping):
             return dict(returned)
         results = result_stages(_OPERATION_OF_FUNCTION.get(name, "scoring"), options, {*arrays}) or ("masked",)
         several = len(results) > 1 and isinstance(returned, tuple)
         return dict(zip(results, returned if several else (returned,), strict=False))
 
-    def _call_advised(self, function: Callable[..., Any], positional: list[Any], keywords: Mapping[str, Any]) -> Any:
+    def _call_with_advice(
+        self, function: Callable[..., Any], positional: list[Any], keywords: Mapping[str, Any]
+    ) -> Any:
         """Call the function; if its error suggests a missing declaration, raise ``AdvisedError`` with that advice."""
         try:
             return function(*positional, **keywords)
@@ -153,7 +155,7 @@ class UserBackend:
             raise AdvisedError(error, _ADVICE_ON_UNSUPPORTED) from error
         except Exception as error:
             if _is_about_shapes(error) and not hasattr(function, "requires"):
-                raise AdvisedError(error, _ADVICE_ON_REQUIRES.format(_name_of(function))) from error
+                raise AdvisedError(error, _ADVICE_ON_REQUIRES.format(_name_or_default(function))) from error
             if not isinstance(error, TypeError | AttributeError | ValueError):
                 raise
             # Errors that another framework's code raises if it gets NumPy arrays.
@@ -163,8 +165,8 @@ class UserBackend:
             imports = find_imports(function)
             if (wanted := imports.framework) is None:
                 raise
-            library = next(iter(imports.libraries), "")
-            raise AdvisedError(error, advice_on_framework(wanted, _name_of(function), library)) from error
+            library = next(iter(imports.framework_by_library), "")
+            raise AdvisedError(error, advice_on_framework(wanted, _name_or_default(function), library)) from error
 
 
 _loaded_targets: dict[Target, Any] = {}
@@ -205,7 +207,7 @@ def _share_declarations(module: ModuleType, implementation: Any) -> None:
     A variable of the file that is no valid declaration is ignored.
     """
     is_file = implementation is module
-    functions = filter(callable, map(vars(module).get, INPUTS)) if is_file else [implementation]
+    functions = filter(callable, map(vars(module).get, INPUTS_BY_FUNCTION)) if is_file else [implementation]
     functions = [*functions]
     for name in ATTRIBUTES[:-2]:  # a file's device is any variable
         declared = vars(module).get(name)
@@ -226,7 +228,9 @@ def _set_declarations(target: Any, declared: Mapping[str, Any]) -> Any:
     if not declared:
         return target
     is_module = inspect.ismodule(target)
-    for function in [value for value in map(vars(target).get, INPUTS) if callable(value)] if is_module else ():
+    for function in (
+        [value for value in map(vars(target).get, INPUTS_BY_FUNCTION) if callable(value)] if is_module else ()
+    ):
         _set_declarations(function, declared)
     for name, value in declared.items():
         before = getattr(target, name, None)
@@ -245,7 +249,7 @@ def _is_valid_declaration(name: str, value: Any) -> bool:
     return isinstance(value, Mapping) and bool(value) and {*value} <= {*_NAMES_IN_TABLE[name]}
 
 
-def remember_loaded(target: Target, loaded: Any) -> None:
+def remember_loaded_target(target: Target, loaded: Any) -> None:
     """Called in a process that becomes a worker, which then does not load the target again."""
     _loaded_targets[target] = loaded
 
@@ -324,7 +328,7 @@ def wrap_target(target: Any, name: str, framework: BackendEntry, device: str = "
 
 
 @functools.lru_cache(maxsize=16)
-def _name_of(function: Callable[..., Any]) -> str:
+def _name_or_default(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", "attention")
 
 
@@ -374,15 +378,17 @@ def contract_functions_of(
             why = f"it requires {join_words(strange)}" if strange else "it does not take these inputs by position"
             raise LoadError(f"cannot be called as {family.name} is: {why}; expected {family.call}") from error
     else:
-        functions = {called: getattr(target, called) for called in INPUTS if callable(getattr(target, called, None))}
+        functions = {
+            called: getattr(target, called) for called in INPUTS_BY_FUNCTION if callable(getattr(target, called, None))
+        }
         if not inspect.ismodule(target) and (callable(target) or inspect.isroutine(target)):
-            functions.setdefault(name if name in INPUTS else "attention", target)
+            functions.setdefault(name if name in INPUTS_BY_FUNCTION else "attention", target)
     if not functions:
         raise LoadError(f"nothing to call: expected a function, or a module with {signature_text('attention')}")
     for called, function in functions.items():
         if unfit := signature_faults(called, function):
             got = f"{getattr(function, '__name__', 'it')}{inspect.signature(function)}"
-            is_attention, inputs = called == "attention", ", ".join(INPUTS[called])
+            is_attention, inputs = called == "attention", ", ".join(INPUTS_BY_FUNCTION[called])
             wanted = signature_text(called) if is_attention else f"{called}({inputs}, *, ...)"
             message = f"unsupported signature {got}; expected {wanted} (all keywords optional)"
             raise UnfitError(message, called, function, unfit)
@@ -421,7 +427,7 @@ def read_target_declarations(target: Any, name: str, signature: str = "") -> dic
             raise LoadError(f"capabilities: unknown dtype {dtype!r}; {suggest_names(dtype, DTYPES, one_of=False)}")
     return {
         "framework": framework,
-        "framework_alone": imports.framework_alone,
+        "array_framework": imports.array_framework,
         "classes": {dtype: classes.get(dtype, EAGER[dtype]) for dtype in dict.fromkeys(dtypes)},
         "conventions": _check_conventions(getattr(target, "conventions", None)),
         "properties": _check_property_claims(getattr(target, "properties", None)),
@@ -429,12 +435,12 @@ def read_target_declarations(target: Any, name: str, signature: str = "") -> dic
         "device": _check_device(getattr(target, "device", None)),
         "resources": _check_resources(getattr(target, "resources", None)),
         "imported_framework": imports.framework,
-        "importing_library": next(iter(imports.libraries), ""),
+        "importing_library": next(iter(imports.framework_by_library), ""),
         "distributions": target.distributions if isinstance(target, ProgramModule) else imports.versions,
-        "home": imports.home,
+        "library_distribution": imports.library_distribution,
         "signature": family,
         "hints": _parameter_hints(target, functions, family),
-        "required": {called: required_keywords(called, function) for called, function in functions.items()},
+        "required_keywords": {called: required_keywords(called, function) for called, function in functions.items()},
         "requirements": {called: _check_requirements(target, function) for called, function in functions.items()},
         "parameters": {called: function_parameters(function) for called, function in functions.items()},
         "source": _source_location(functions.get("attention") or next(iter(functions.values()))),
@@ -532,7 +538,7 @@ def _check_requirements(target: Any, function: Callable[..., Any]) -> dict[str, 
     if declared is None:
         return {}
     try:
-        Requirements.of(declared)
+        Requirements.from_declaration(declared)
     except ValueError as error:
         raise LoadError(str(error)) from None
     return dict(declared)
@@ -565,7 +571,9 @@ def _check_property_claims(declared: Any) -> dict[str, str]:
     return claims
 
 
-def _defaults_for(required: Mapping[str, Any], keywords: Mapping[str, Any], positional: list[Any]) -> dict[str, Any]:
+def _default_required_keywords(
+    required: Mapping[str, Any], keywords: Mapping[str, Any], positional: list[Any]
+) -> dict[str, Any]:
     """Return values for required keywords that the case does not set: the contract's defaults, and the usual scale.
 
     Raises ``UnsupportedError`` for a default of None: a function that requires a mask computes something else with it.

@@ -175,14 +175,14 @@ class Target:
     program: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, text: str, signature: str = "", declare: Sequence[str] = ()) -> Target:
+    def parse(cls, text: str, signature: str = "", declare: Sequence[str] = ()) -> Target:
         """Read file.py, file.py:function, package.module, package.module:function, or a command.
 
         The name that reports give a function of a file in this folder, file.function, will do, too. Raises
         ``UsageError`` for any other text, and for a file that does not exist.
         """
         text, declared = _report_name_to_file(text), json.dumps(read_declarations(declare))
-        if words := program_words(text):
+        if words := parse_program_command(text):
             if signature:
                 raise UsageError(f"{text}: a program speaks the protocol; it has no --signature")
             return cls(str(program_source_file(words)), declared=declared, program=words)
@@ -259,7 +259,7 @@ def _longer_names(name: str, parts: Sequence[str]) -> list[str]:
 def is_user_target(text: str) -> bool:
     """Return whether a text names an implementation of somebody's own: a file, a module, or a program."""
     file = _report_name_to_file(text)
-    return ":" in file or file.endswith(".py") or bool(program_words(text))
+    return ":" in file or file.endswith(".py") or bool(parse_program_command(text))
 
 
 def _report_name_to_file(text: str) -> str:
@@ -271,7 +271,7 @@ def _report_name_to_file(text: str) -> str:
     return f"{file}.py" if function == "module" else f"{file}.py:{function}"
 
 
-def program_words(text: str) -> tuple[str, ...]:
+def parse_program_command(text: str) -> tuple[str, ...]:
     """Return the words of a command that is given as an implementation; none if the text names no program.
 
     A program is named by its path (``./attention``), or by a command with its arguments (``Rscript attention.R``).

@@ -50,13 +50,13 @@ MISSING_STAGE = "expected a stage named"
 class Computed:
     """The stages that an implementation returned, and how many seconds that took.
 
-    ``not_asked`` are conventions of the case that it has no keyword for, so that it was called without them. ``padded``
-    says what the call was padded with, which is dropped from the stages again. ``faults`` are, by
-    stage, wrong padding, and the state of another call in the result.
+    ``ignored_conventions`` are conventions of the case that it has no keyword for, so that it was called without them.
+    ``padded`` says what the call was padded with, which is dropped from the stages again. ``faults`` are, by stage,
+    wrong padding, and the state of another call in the result.
     """
 
     stages: Mapping[str, NDArray[Any]]
-    not_asked: tuple[str, ...] = ()
+    ignored_conventions: tuple[str, ...] = ()
     padded: str = ""
     faults: Mapping[str, str] = field(default_factory=dict)
     seconds: float | None = field(default=None, compare=False)
@@ -128,15 +128,15 @@ def limit_threads(threads: int) -> None:
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """The result of an evaluation, how many bytes the worker holds after it, and whether it is fit for another.
+    """The result of an evaluation, the worker's bytes of memory after it, and whether the worker can be reused.
 
-    Before it, the call was ``compiled`` for so many seconds, if that is known.
+    ``compilation_seconds`` is the time that the call took to compile, if it is known.
     """
 
     outcome: Outcome
-    held: int
-    is_fit: bool
-    compiled: float = 0.0
+    held_bytes: int
+    is_process_reusable: bool
+    compilation_seconds: float = 0.0
 
 
 def evaluate_and_measure(implementation: str, problem: Problem, log: str) -> EvaluationReport:
@@ -168,7 +168,7 @@ def evaluate_on_backend(backend: Backend, problem: Problem, *, calls_again: bool
 
     from attncheck.backends.contract import UnsupportedError
     from attncheck.execution.operations import (
-        apply_layout,
+        apply_memory_layout,
         find_overwritten_results,
         find_unwritten_numbers,
         run_operation,
@@ -179,7 +179,7 @@ def evaluate_on_backend(backend: Backend, problem: Problem, *, calls_again: bool
 
     try:
         with np.errstate(all="ignore"):
-            inputs = apply_layout(problem.inputs, problem.memory_layout)
+            inputs = apply_memory_layout(problem.inputs, problem.memory_layout)
             stages = run_operation(backend, problem.operation, inputs, problem.options)
             arrays = {name: _to_checked_array(backend, name, tensor) for name, tensor in (stages or {}).items()}
             expected = result_stages(problem.operation, problem.options, problem.inputs)

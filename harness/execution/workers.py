@@ -35,11 +35,11 @@ class WorkerPool:
         """Return the worker of an implementation that serves a dtype, with so many threads."""
         group, threads = process_group_for(implementation, dtype), threads or self.limits.threads
         if (group.name, threads) not in self._kept:
-            self._kept[group.name, threads] = self._runner(group, replace(self.limits, threads=threads))
+            self._kept[group.name, threads] = self._make_runner(group, replace(self.limits, threads=threads))
         return self._kept[group.name, threads]
 
     @contextmanager
-    def fresh(
+    def new_process_worker(
         self, implementation: Implementation, dtype: str, *, keep_going: bool = False
     ) -> Iterator[GroupRunner[Any]]:
         """Yield a worker with a new process, which is ended afterwards.
@@ -47,7 +47,7 @@ class WorkerPool:
         With ``keep_going``, a process that ends is replaced, without a limit.
         """
         limits = replace(self.limits, keep_going=keep_going or self.limits.keep_going)
-        runner = self._runner(process_group_for(implementation, dtype), limits)
+        runner = self._make_runner(process_group_for(implementation, dtype), limits)
         self._fresh.append(runner)
         try:
             yield runner
@@ -55,12 +55,12 @@ class WorkerPool:
             self._fresh.remove(runner)
             runner.close()
 
-    def _runner(self, group: WorkerGroup, limits: Limits) -> GroupRunner[Any]:
+    def _make_runner(self, group: WorkerGroup, limits: Limits) -> GroupRunner[Any]:
         self._number += 1
         logs = Path(self._folder.name)
         return GroupRunner(group, limits, logs, number=self._number, probes_state=self._probes_state)
 
-    def stop(self) -> None:
+    def kill_running_calls(self) -> None:
         """Kill running calls; the workers run no more."""
         for runner in (*self._kept.values(), *self._fresh):
             runner.stop()
@@ -75,5 +75,5 @@ class WorkerPool:
 
 def process_group_for(implementation: Implementation, dtype: str) -> WorkerGroup:
     """Return the group of dtypes of an implementation that share one process with a dtype."""
-    declared = [name for name in implementation.declared.classes if implementation.rounding_model(name)]
+    declared = [name for name in implementation.mode_declarations.classes if implementation.rounding_model(name)]
     return next(group for group in group_by_process(implementation, declared) if dtype in group.dtypes)

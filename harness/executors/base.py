@@ -29,11 +29,11 @@ class ResultRecorder:
     rows_seen: Counter[str] = field(default_factory=Counter)
     failures: list[Row] = field(default_factory=list)
     evaluations: int = 0
-    judged: dict[str, set[str]] = field(default_factory=dict)
+    judged_cases: dict[str, set[str]] = field(default_factory=dict)
     """The cases in which each implementation was judged."""
-    tried: dict[str, set[str]] = field(default_factory=dict)
+    offered_cases: dict[str, set[str]] = field(default_factory=dict)
     """The cases of which each implementation has the function and a dtype."""
-    untried: dict[str, set[str]] = field(default_factory=dict)
+    cases_lacking_function_or_dtype: dict[str, set[str]] = field(default_factory=dict)
     """The cases of which it lacks the function, or a dtype."""
     on_judged: Callable[[Sequence[Row]], bool] = lambda rows: False
     """Called with the rows of every judged case in a dtype; returns whether the run may stop."""
@@ -43,7 +43,7 @@ class ResultRecorder:
     """True if the executor has to skip the rest of its plan."""
     _undiagnosed_bytes: int = 0
 
-    def add(self, result: UnitResult) -> None:
+    def record_result(self, result: UnitResult) -> None:
         """Write the result of one case in one dtype.
 
         Arrays are written first: once the rows are on disk, a resumed run does not repeat the unit.
@@ -56,7 +56,7 @@ class ResultRecorder:
                 self._keep_undiagnosed((name, rows[0].case, rows[0].dtype), returned)
         self.is_stopped = self.on_judged(rows) or self.is_stopped
 
-    def restore(self, rows: Sequence[Row]) -> None:
+    def restore_rows(self, rows: Sequence[Row]) -> None:
         """Continue from rows that an earlier part of the run has written."""
         self.expected_failures.record_marked_rows(rows)
         self._count_rows(rows)
@@ -67,9 +67,9 @@ class ResultRecorder:
         self.writer.add_rows(rows)
         self._count_rows(rows)
 
-    def not_offered(self, name: str) -> int:
+    def count_cases_not_offered(self, name: str) -> int:
         """Count the cases whose operation, or whose only dtypes, an implementation does not offer."""
-        return len(self.untried.get(name, set()) - self.tried.get(name, set()))
+        return len(self.cases_lacking_function_or_dtype.get(name, set()) - self.offered_cases.get(name, set()))
 
     def _keep_undiagnosed(self, evaluation: Evaluation, returned: Computed) -> None:
         size = sum(array.nbytes for array in returned.stages.values())
@@ -81,24 +81,26 @@ class ResultRecorder:
         for row in rows:
             self.rows_seen[row.verdict] += 1
             if is_judged(row):
-                self.judged.setdefault(row.implementation, set()).add(row.case)
+                self.judged_cases.setdefault(row.implementation, set()).add(row.case)
             lacks = row.verdict == Verdict.UNSUPPORTED and is_function_or_dtype_missing(row.lacks or "")
-            (self.untried if lacks else self.tried).setdefault(row.implementation, set()).add(row.case)
+            (self.cases_lacking_function_or_dtype if lacks else self.offered_cases).setdefault(
+                row.implementation, set()
+            ).add(row.case)
             if row.fails_run:
                 self.failures.append(row)
 
 
 class Executor(Protocol):
-    """Computes and judges a plan. ``record`` is what environment.json says of it."""
+    """Computes and judges a plan. ``environment_record`` is what environment.json says of it."""
 
-    record: Mapping[str, Any]
+    environment_record: Mapping[str, Any]
 
     @property
     def descriptions(self) -> Mapping[str, Mapping[str, str]]:
         """Return the descriptions of the frameworks, by group."""
 
     @property
-    def starting(self) -> Sequence[str]:
+    def starting_frameworks(self) -> Sequence[str]:
         """Return the names of the frameworks that workers import at the moment."""
 
     def compute_and_judge(self, plan: Plan, recorder: ResultRecorder, on_progress: Callable[[int, int], None]) -> None:

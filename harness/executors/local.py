@@ -73,9 +73,9 @@ class JudgingProcesses:
     ) -> None:
         """``max_alive`` returns how many may be alive now, if that changes."""
         self._judge, self._cases = judge, cases
-        during = partial((ActivityTimes() if times is None else times).of, "judging")
+        during = partial((ActivityTimes() if times is None else times).measure, "judging")
         self._processes = WorkerProcesses(
-            _remember_judge, judge, cases, processes=processes, during=during, max_alive=max_alive
+            _remember_judge, judge, cases, processes=processes, call_context=during, max_alive=max_alive
         )
 
     def submit(
@@ -92,12 +92,12 @@ class JudgingProcesses:
         """
         question = dtype, inputs, outcomes, remembered
         judged_otherwise = lambda: (self._judge.judge_unit(self._cases[case], *question), Counter[str]())  # noqa: E731
-        return self._processes.submit(_judge_unit, case, *question, otherwise=judged_otherwise)
+        return self._processes.submit(_judge_unit, case, *question, fallback=judged_otherwise)
 
     @property
-    def alive(self) -> int:
+    def alive_count(self) -> int:
         """Return how many of them are alive."""
-        return self._processes.alive
+        return self._processes.alive_count
 
     def close(self) -> None:
         """End the processes; units that have not been judged are dropped."""
@@ -119,7 +119,7 @@ def _judge_unit(
 ) -> tuple[UnitResult, Counter[str]]:
     """Called in a judging process for each unit."""
     assert _judge is not None
-    counts = _judge.store.counts
+    counts = _judge.store.event_counts
     counts.clear()
     ARITHMETIC_COUNTS.clear()
     return _judge.judge_unit(_cases[case], dtype, inputs, outcomes, remembered), counts + ARITHMETIC_COUNTS
@@ -141,7 +141,7 @@ More answers would come for units whose inputs the plan has forgotten meanwhile,
 class LocalExecutor:
     """Runs a plan in local worker processes."""
 
-    record: Mapping[str, Any] = MappingProxyType({})
+    environment_record: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class LocalExecutor:
         return {runner.group.name: runner.description for sharing in self._runners for runner in sharing}
 
     @property
-    def starting(self) -> Sequence[str]:
+    def starting_frameworks(self) -> Sequence[str]:
         """Return the names of the frameworks that workers import at the moment."""
         runners = (runner for sharing in (*self._runners, *self._helpers) for runner in sharing if runner.is_starting)
         return list(dict.fromkeys(runner.group.implementation.entry.packages[0] for runner in runners))
@@ -180,7 +180,7 @@ class LocalExecutor:
 
         def judge(unit: Unit, outcomes: Mapping[str, Outcome]) -> None:
             left_out: dict[str, Outcome] = {
-                runner.group.implementation.name: runner.left_out(
+                runner.group.implementation.name: runner.outcome_of_left_out_case(
                     plan.case(unit), unit.dtype, partial(plan.problem, unit)
                 )
                 for runner in every
@@ -189,7 +189,7 @@ class LocalExecutor:
             recorder.evaluations += len(left_out)
             judgements.add(unit, {**outcomes, **left_out})
 
-        def judge_unasked(before: float) -> None:
+        def judge_unevaluated_units(before: float) -> None:
             """Judge, in its turn, what no implementation is asked for."""
             while unasked and unasked[0].position < before and not recorder.is_stopped:
                 judge(unasked.popleft(), {})
@@ -208,13 +208,13 @@ class LocalExecutor:
                 recorder.evaluations += 1
                 outcomes = waiting.add(unit, group.implementation.name, outcome)
                 if outcomes is not None:
-                    judge_unasked(unit.position)
+                    judge_unevaluated_units(unit.position)
                     judge(unit, outcomes)
                 judgements.record()
                 on_progress(done := recorder.evaluations, total)
                 if recorder.is_stopped:
                     break
-            judge_unasked(math.inf)
+            judge_unevaluated_units(math.inf)
             judgements.record_all()
             if recorder.evaluations > done:
                 on_progress(recorder.evaluations, total)
@@ -227,8 +227,8 @@ class LocalExecutor:
             parts = {what: seconds.get(what, 0.0) for what in ("importing", "compiling")}
             name = runner.group.implementation.name
             for what, taken in parts.items():
-                self._times.add(f"{what} {name}", taken)
-            self._times.add(f"computing {name}", seconds.get("all", 0.0) - sum(parts.values()))
+                self._times.add_seconds(f"{what} {name}", taken)
+            self._times.add_seconds(f"computing {name}", seconds.get("all", 0.0) - sum(parts.values()))
 
 
 class _RunnerThreads:
@@ -248,14 +248,14 @@ class _RunnerThreads:
         self.judging: Callable[[], int] = lambda: 0
         """How many processes judge now."""
 
-    def leave_half_to_judging(self) -> None:
+    def reserve_half_for_judging(self) -> None:
         """Limit workers to half of the processors from now on, unless they are compared frameworks."""
         if not self._compares_frameworks:
             self._places.reduce_limit(max(1, available_processors() // 2))
 
     def max_judging(self) -> int:
         """Return how many processes may judge: one per free processor, and at least one next to compared frameworks."""
-        return max(int(self._compares_frameworks), available_processors() - self._places.claimed)
+        return max(int(self._compares_frameworks), available_processors() - self._places.claimed_places)
 
     @contextmanager
     def compute_in_threads(self) -> Iterator[None]:
@@ -272,16 +272,20 @@ class _RunnerThreads:
                 ):  # what compiles takes the longest: it starts first
                     at_once = CHUNK_UNITS if _process_key(sharing) in helped else WINDOW_UNITS
                     threads.submit(
-                        self._report_errors, sharing, self._evaluate_all, works[_process_key(sharing)], at_once
+                        self._call_and_report_errors, sharing, self._evaluate_all, works[_process_key(sharing)], at_once
                     )
                 for sharing in self._helpers:
-                    threads.submit(self._report_errors, sharing, self._help_while_free, works[_process_key(sharing)])
+                    threads.submit(
+                        self._call_and_report_errors, sharing, self._help_while_free, works[_process_key(sharing)]
+                    )
                 yield
             finally:
                 for runner in (runner for sharing in (*self._runners, *self._helpers) for runner in sharing):
                     runner.stop()
 
-    def _report_errors(self, together: _SharingRunners, function: Callable[..., None], *arguments: Any) -> None:
+    def _call_and_report_errors(
+        self, together: _SharingRunners, function: Callable[..., None], *arguments: Any
+    ) -> None:
         try:
             function(together, *arguments)
         except BaseException as error:  # must reach the main thread, or it would wait for ever
@@ -294,7 +298,7 @@ class _RunnerThreads:
         for window in count():
             with self._places.acquire(window):
                 for _ in range(0, WINDOW_UNITS, at_once):
-                    self._evaluate_units(together, work.take(at_once))
+                    self._evaluate_units(together, work.take_units(at_once))
                 if (is_over := work.is_done or together[0].is_stopped) or self._places.is_awaited:
                     _close_runners(together)  # while it has the place, which is the next one's then
             if is_over:
@@ -307,13 +311,13 @@ class _RunnerThreads:
             return work.is_done or together[0].is_stopped
 
         while not is_over():
-            if not self._compares_frameworks and self._places.claimed + self.judging() >= available_processors():
+            if not self._compares_frameworks and self._places.claimed_places + self.judging() >= available_processors():
                 sleep(_POLL_SECONDS)
                 continue
-            with self._places.spare(lambda: not is_over()) as has_place:
+            with self._places.acquire_spare(lambda: not is_over()) as has_place:
                 if has_place and work.is_long:
                     while not (self._places.is_awaited or is_over()):
-                        self._evaluate_units(together, work.take(CHUNK_UNITS))
+                        self._evaluate_units(together, work.take_units(CHUNK_UNITS))
                     _close_runners(together)
             sleep(_POLL_SECONDS)
 
@@ -326,7 +330,7 @@ class _RunnerThreads:
         )
 
     def _problem_or_failure(self, runner: GroupRunner[Unit], unit: Unit) -> Problem | Failure:
-        return runner.lack_known_beforehand(self._plan.case(unit), unit.dtype) or self._plan.problem(unit)
+        return runner.known_unsupported_outcome(self._plan.case(unit), unit.dtype) or self._plan.problem(unit)
 
     def _put_answer(self, runner: GroupRunner[Unit], answer: _Answer | BaseException) -> None:
         while not runner.is_stopped:
@@ -360,9 +364,9 @@ class _JudgingQueue:
         ) is not None:  # before any inputs are drawn
             self._write_result(result)
             return
-        with self._times.of("drawing inputs"):
+        with self._times.measure("drawing inputs"):
             question = case, unit.dtype, self._plan.inputs(unit), outcomes
-        with self._times.of("looking up"):
+        with self._times.measure("looking up"):
             remembered = self._judge.look_up_stored_unit(*question)
         if remembered is not None and remembered.result is not None:
             self._write_result(remembered.result)
@@ -371,13 +375,13 @@ class _JudgingQueue:
             self._judge_in_this_process(question, remembered)
             return
         if self._processes is None:
-            self._computing.leave_half_to_judging()
+            self._computing.reserve_half_for_judging()
             self._processes = JudgingProcesses(
                 self._judge, self._plan.cases, times=self._times, max_alive=self._computing.max_judging
             )
-            self._computing.judging = partial(getattr, self._processes, "alive")
+            self._computing.judging = partial(getattr, self._processes, "alive_count")
         if len(self._waiting) >= MAX_TO_JUDGE:
-            if not self._processes.alive and self._done.empty():
+            if not self._processes.alive_count and self._done.empty():
                 self._judge_in_this_process(question, remembered)
                 return
             self._record_next()
@@ -388,7 +392,7 @@ class _JudgingQueue:
     def _judge_in_this_process(
         self, question: tuple[Case, str, RoundedInputs, Mapping[str, Outcome]], remembered: StoredUnit | None
     ) -> None:
-        with self._times.of("judging"):
+        with self._times.measure("judging"):
             result = self._judge.judge_unit(*question, remembered)
         self._write_result(result)
 
@@ -418,22 +422,22 @@ class _JudgingQueue:
         future = self._done.get()
         self._waiting.discard(future)
         result, counts = future.result()
-        self._judge.store.counts.update(counts)
+        self._judge.store.event_counts.update(counts)
         self._write_result(result)
 
     def _write_result(self, result: UnitResult) -> None:
-        with self._times.of("writing"):
-            self._recorder.add(result)
+        with self._times.measure("writing"):
+            self._recorder.record_result(result)
 
 
 def runs_several_frameworks(groups: Sequence[WorkerGroup], workers: int) -> bool:
     """Return whether groups need several frameworks, and no more than may have a worker for the whole run."""
-    processes = {group.process for group in groups if group.imports_framework}
+    processes = {group.process_key for group in groups if group.imports_framework}
     return 1 < len(processes) <= workers
 
 
 def _process_key(together: _SharingRunners) -> tuple[str, ...]:
-    return together[0].group.process
+    return together[0].group.process_key
 
 
 def _runs_unit(runner: GroupRunner[Unit], unit: Unit) -> bool:
@@ -464,7 +468,7 @@ class SharedWork:
         self._begun = 0.0
         self._lock = Lock()
 
-    def take(self, most: int) -> Sequence[Unit]:
+    def take_units(self, most: int) -> Sequence[Unit]:
         """Return the next units, at most so many; empty if none are left."""
         with self._lock:
             self._begun = self._begun or perf_counter()
@@ -565,9 +569,9 @@ _RECHECK_SECONDS = 0.2
 class PrioritySemaphore:
     """At most ``limit`` at the same time; a place is spare while fewer than ``busy`` are taken."""
 
-    def __init__(self, limit: int, busy: int | None = None) -> None:
+    def __init__(self, limit: int, busy_limit: int | None = None) -> None:
         self._limit = self._free = limit
-        self._kept_free = max(0, limit - (limit if busy is None else busy))
+        self._kept_free = max(0, limit - (limit if busy_limit is None else busy_limit))
         self._waiting: list[tuple[int, int]] = []
         self._tickets = 0
         self._changed = Condition()
@@ -579,7 +583,7 @@ class PrioritySemaphore:
             return bool(self._waiting)
 
     @property
-    def claimed(self) -> int:
+    def claimed_places(self) -> int:
         """Return how many places are taken, or will be at once."""
         with self._changed:
             taken = self._limit - self._free
@@ -611,7 +615,7 @@ class PrioritySemaphore:
                 self._changed.notify_all()
 
     @contextmanager
-    def spare(self, is_wanted: Callable[[], bool]) -> Iterator[bool]:
+    def acquire_spare(self, is_wanted: Callable[[], bool]) -> Iterator[bool]:
         """Wait for a place that no other thread waits for; yield False if it is no longer wanted."""
         with self._changed:
             while (wanted := is_wanted()) and not (self._free > self._kept_free and not self._waiting):

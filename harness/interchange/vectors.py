@@ -32,7 +32,7 @@ from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import load_user_implementation
 from attncheck.execution.implementations import ImplementationSelection
 from attncheck.execution.operations import function_and_keywords
-from attncheck.execution.signatures import FUNCTIONS, INPUTS
+from attncheck.execution.signatures import CONTRACT_FUNCTIONS, INPUTS_BY_FUNCTION
 from attncheck.execution.user_code import Target
 from attncheck.judging.stage_bounds import StageReference
 from attncheck.judging.truth import Truth, truth_of_case
@@ -48,7 +48,7 @@ from attncheck.settings.config import load_expected_failures_of
 from attncheck.spec import ROUNDING_MODELS, result_stages
 
 FORMAT_VERSION = 1
-LINES, ARRAYS = "vectors.jsonl", "vectors.safetensors"
+LINES_FILE, ARRAYS_FILE = "vectors.jsonl", "vectors.safetensors"
 _SAFETENSORS_NAMES: Mapping[str, str] = {dtype.name: name for name, dtype in SAFETENSORS_DTYPES.items()}
 _ALIGNMENT = 8
 
@@ -65,7 +65,7 @@ class VectorsWriter:
     @contextmanager
     def open(cls, folder: Path) -> Iterator[VectorsWriter]:
         """Yield a writer, and write its files at the end. Raises ``OutputError`` if they cannot be written."""
-        with OutputError.where(folder):
+        with OutputError.convert_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder) as arrays:
                 writer = cls(folder, arrays)
@@ -91,14 +91,14 @@ class VectorsWriter:
         header += b" " * (-len(header) % _ALIGNMENT)
         begin = 8 + len(header)
         self._arrays.seek(0)
-        with (self._folder / ARRAYS).open("wb") as file:
+        with (self._folder / ARRAYS_FILE).open("wb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
             shutil.copyfileobj(self._arrays, file)
         lines = (
             json.dumps(self._replace_names_by_locations(record, begin), separators=(",", ":"))
             for record in self._records
         )
-        (self._folder / LINES).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+        (self._folder / LINES_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
 
     def _replace_names_by_locations(self, value: Any, begin: int) -> Any:
         """Replace every name of an array in a record by its location."""
@@ -118,7 +118,7 @@ class ArrayName(str):
 
 def read_lines(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of vectors. Raises ``ResultsError`` if there are none, or if they are damaged."""
-    path = folder / LINES
+    path = folder / LINES_FILE
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -146,8 +146,8 @@ DEFAULT_MODELS = ("native", "eager", "fused")
 class ExportedVectors:
     """The number of written cases, each in a dtype, and of omitted ones by reason."""
 
-    written: int
-    left_out: dict[str, int]
+    written_count: int
+    omitted_by_reason: dict[str, int]
 
 
 def export_vectors(
@@ -218,7 +218,7 @@ def _stage_entry(
     """Return a stage's entry in a line; add high and low of its exact value, and a bound for each model."""
     exact = truth.exact[stage]
     arrays |= {f"{place}/exact": exact.high, f"{place}/low": exact.low}
-    arrays |= {f"{place}/bounds/{model}": largest_errors(truth.stage_reference(stage, model)) for model in models}
+    arrays |= {f"{place}/bounds/{model}": max_allowed_errors(truth.stage_reference(stage, model)) for model in models}
     return {
         "name": stage,
         "dtype": truth.bounds.stage_dtype(stage),
@@ -229,17 +229,17 @@ def _stage_entry(
     }
 
 
-def largest_errors(reference: StageReference) -> NDArray[np.float64]:
+def max_allowed_errors(reference: StageReference) -> NDArray[np.float64]:
     """Return the largest error of each element: 0 if it has to be equal, infinite without an exact answer."""
     measured, radius = reference.measured_elements, reference.exact.radius
     most = np.where(measured, reference.bound.max_error, np.inf) + np.where(measured, radius, 0.0)
     return np.where(reference.nonfinite_exact_elements, 0.0, most)
 
 
-def export_lines(exported: ExportedVectors) -> Iterator[str]:
+def describe_export(exported: ExportedVectors) -> Iterator[str]:
     """Yield the lines about an export."""
-    yield f"{exported.written:,} vectors: a case in a dtype each"
-    for reason, count in sorted(exported.left_out.items()):
+    yield f"{exported.written_count:,} vectors: a case in a dtype each"
+    for reason, count in sorted(exported.omitted_by_reason.items()):
         yield f"left out: {count:,} {reason}"
 
 
@@ -251,16 +251,18 @@ class RecordedFunction:
 
     def __init__(self, outputs: RecordedOutputs, name: str) -> None:
         self._outputs, self.__name__ = outputs, name
-        positional = [inspect.Parameter(parameter, inspect.Parameter.POSITIONAL_ONLY) for parameter in INPUTS[name]]
+        positional = [
+            inspect.Parameter(parameter, inspect.Parameter.POSITIONAL_ONLY) for parameter in INPUTS_BY_FUNCTION[name]
+        ]
         rest = inspect.Parameter("keywords", inspect.Parameter.VAR_KEYWORD)
         self.__signature__ = inspect.Signature([*positional, rest])
 
     def __call__(self, *positional: Any, **keywords: Any) -> dict[str, Array]:
         """Return the stages of a call. Raises ``NotImplementedError`` if there are none."""
-        named = dict(zip(INPUTS[self.__name__], positional, strict=True))
+        named = dict(zip(INPUTS_BY_FUNCTION[self.__name__], positional, strict=True))
         arrays = {**named, **{name: value for name, value in keywords.items() if isinstance(value, np.ndarray)}}
         options = {name: value for name, value in keywords.items() if name not in arrays}
-        return self._outputs.of_call(call_digest(self.__name__, options, arrays))
+        return self._outputs.stages_of_call(call_digest(self.__name__, options, arrays))
 
 
 class RecordedOutputs:
@@ -281,10 +283,10 @@ class RecordedOutputs:
         self.capabilities = {"dtypes": sorted({line["dtype"] for line in lines})}
         self.cases = sorted({line["id"] for line in lines})
         self.names = sorted(set(array_names(file)) & self._dtypes.keys())
-        for name in FUNCTIONS:
+        for name in CONTRACT_FUNCTIONS:
             setattr(self, name, RecordedFunction(self, name))
 
-    def of_call(self, digest: str) -> dict[str, Array]:
+    def stages_of_call(self, digest: str) -> dict[str, Array]:
         """Return the computed stages of a call. Raises ``NotImplementedError`` if there are none."""
         place = self._places.get(digest)
         if place is None:

@@ -134,7 +134,7 @@ def evaluate_exact_stages(
         raise OutsideDomain(operation, reason)
     asked = [stage for stage in computed_stages(operation, options, inputs) if stage in (returned or ())]
     blocked = asked if asked and needs_key_blocks(canonical, asked) else []
-    exact, inner = store.remembered(
+    exact, inner = store.get_or_compute(
         lambda: make_store_key("exact", operation, options, inputs, blocked or None),
         lambda: _evaluate_enclosures(canonical, blocked),
         lambda exact_and_inner: enclosures_to_bytes(*exact_and_inner),

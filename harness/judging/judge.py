@@ -25,7 +25,7 @@ from attncheck.attention.sampling import (
 )
 from attncheck.common.store import NO_STORE, Store
 from attncheck.common.wording import READ_AS_PREFIX, format_distinct, format_element, format_index
-from attncheck.execution.operations import OVERWRITTEN, SECOND_CALL, UNWRITTEN
+from attncheck.execution.operations import OVERWRITTEN_FAULT, SECOND_CALL_FAULT, UNWRITTEN_FAULT
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.compare import Comparison, Index, MeasuredErrors, compare_arrays, compare_shapes_and_nonfinite
 from attncheck.judging.exact_stages import Stages
@@ -101,7 +101,8 @@ def judge_case(
         elif isinstance(outcome, Computed):
             computed[name] = outcome.stages
             known = replace(
-                (known_empty_rows or {}).get(name, KnownEmptyRows()), accepts_convention_option=not outcome.not_asked
+                (known_empty_rows or {}).get(name, KnownEmptyRows()),
+                accepts_convention_option=not outcome.ignored_conventions,
             )
             template = replace(blank, implementation=name)
             declared = (conventions or {}).get(name)
@@ -325,9 +326,9 @@ OTHER_CALL_DIAGNOSIS = "numbers-of-another-call"
 NEVER_WRITTEN_DIAGNOSIS = "memory-left-unwritten"
 NEXT_CALL_DIAGNOSIS = "overwritten-by-the-next-call"
 _MEMORY_DIAGNOSES = {
-    OVERWRITTEN: NEXT_CALL_DIAGNOSIS,
-    UNWRITTEN: NEVER_WRITTEN_DIAGNOSIS,
-    SECOND_CALL: OTHER_CALL_DIAGNOSIS,
+    OVERWRITTEN_FAULT: NEXT_CALL_DIAGNOSIS,
+    UNWRITTEN_FAULT: NEVER_WRITTEN_DIAGNOSIS,
+    SECOND_CALL_FAULT: OTHER_CALL_DIAGNOSIS,
 }
 """The beginning of a message about wrong memory -> the diagnosis of its stage."""
 

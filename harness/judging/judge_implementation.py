@@ -18,7 +18,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from numpy.typing import NDArray
 
-from attncheck.execution.operations import OVERWRITTEN, is_shape_fault, is_state_fault
+from attncheck.execution.operations import OVERWRITTEN_FAULT, is_shape_fault, is_state_fault
 from attncheck.judging.alternatives import AppliedReading
 from attncheck.judging.empty_row_conventions import other_empty_rows
 from attncheck.judging.exact_stages import Stages
@@ -130,7 +130,7 @@ def _mark_fault(judgement: StageJudgement, fault: str) -> StageJudgement:
     if is_shape_fault(fault):
         return replace(judgement, verdict=Verdict.SHAPE, message=fault, accumulated=None, introduced=None, index=None)
     if judgement.verdict.exit_code:
-        joint = "; " if fault.startswith(OVERWRITTEN) else "; it "
+        joint = "; " if fault.startswith(OVERWRITTEN_FAULT) else "; it "
         return replace(judgement, message=f"{judgement.message}{joint}{fault}")
     return replace(judgement, verdict=Verdict.NUMERIC, message=fault, accumulated=None, introduced=None, index=None)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.common.store import Key, UnreadableEntry, digest_of, digest_of_code
+from attncheck.common.store import StoreKey, UnreadableEntry, digest_of, digest_of_code
 from attncheck.execution.environment import cpu_features
 from attncheck.execution.worker import Outcome
 from attncheck.reading.case import Case
@@ -51,9 +51,9 @@ def judging_version() -> str:
     return digest_of(digest_of_code(JUDGING_CODE, _LIBRARIES), cpu_features())
 
 
-def make_store_key(kind: str, *parts: Any) -> Key:
+def make_store_key(kind: str, *parts: Any) -> StoreKey:
     """Return the key of an entry that depends on the parts, and on the code that judges."""
-    return Key(kind, digest_of(judging_version(), *parts))
+    return StoreKey(kind, digest_of(judging_version(), *parts))
 
 
 def make_store_key_of_rows(
@@ -62,7 +62,7 @@ def make_store_key_of_rows(
     inputs: RoundedInputs,
     outcomes: Mapping[str, Outcome],
     judged_by: Sequence[Mapping[str, Any]],
-) -> Key:
+) -> StoreKey:
     """Return the key of the rows of one case in one dtype.
 
     ``judged_by`` are mappings by implementation with all else on which its verdicts depend. The duration of an

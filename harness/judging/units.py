@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
-from attncheck.common.store import NO_STORE, Key, Store, UnreadableEntry
+from attncheck.common.store import NO_STORE, Store, StoreKey, UnreadableEntry
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.remembered import make_store_key_of_rows, rows_from_bytes, rows_to_bytes
@@ -104,7 +104,8 @@ class Judge:
         item = next(item for item in self.implementations if item.name == name)
         expected = self._expected_failures_of(name, case, dtype)
         return replace(
-            find_known_empty_rows(item, expected, case.id, dtype), accepts_convention_option=not returned.not_asked
+            find_known_empty_rows(item, expected, case.id, dtype),
+            accepts_convention_option=not returned.ignored_conventions,
         )
 
     def _expected_failures_of(self, name: str, case: Case, dtype: str) -> list[ExpectedFailure]:
@@ -185,7 +186,7 @@ class _EvaluatedUnit:
     conventions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @cached_property
-    def _key(self) -> Key:
+    def _key(self) -> StoreKey:
         judged_by = [self.rounding_models, self.known_empty_rows, self.expected_failures, self.conventions]
         return make_store_key_of_rows(self.case, self.dtype, self.inputs, self.outcomes, judged_by)
 
@@ -266,7 +267,7 @@ def find_known_empty_rows(
     implementation: Implementation, expected_failures: Sequence[ExpectedFailure], case: str, dtype: str
 ) -> KnownEmptyRows:
     """Return the known results of an implementation for a query without a key in a case."""
-    declared = implementation.declared.conventions.get("empty_rows")
+    mode_declarations = implementation.mode_declarations.conventions.get("empty_rows")
     recorded = find_recorded_empty_rows(expected_failures, implementation.name, case, dtype)
     if declared is None:
         return KnownEmptyRows(recorded_conventions=recorded)

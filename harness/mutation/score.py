@@ -26,7 +26,7 @@ from rich.table import Table
 from attncheck.common.errors import ExitCode, UsageError
 from attncheck.common.processors import available_processors
 from attncheck.diagnosis.case_evidence import Evidence
-from attncheck.execution.call import end_with_parent
+from attncheck.execution.call import exit_when_parent_exits
 from attncheck.mutation.catalogue import CONTROLS, EQUIVALENTS, MUTANTS, SUBJECTS_BY_NAME
 from attncheck.mutation.judgement import (
     MAX_WRONGLY_NAMED_SHARE,
@@ -170,7 +170,7 @@ _THREADS_VARIABLE = "OPENBLAS_NUM_THREADS"
 def process_pool(count: int) -> Iterator[Executor]:
     """Yield a pool of processes that run cases on subjects of the catalogue."""
     os.environ.setdefault(_THREADS_VARIABLE, "1")  # each process has a core, and its products are small
-    with ProcessPoolExecutor(count, get_context("spawn"), end_with_parent) as pool:
+    with ProcessPoolExecutor(count, get_context("spawn"), exit_when_parent_exits) as pool:
         yield pool
 
 

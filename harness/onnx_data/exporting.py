@@ -27,7 +27,7 @@ from attncheck.judging.truth import truth_of_case
 from attncheck.onnx_data.files import (
     BackendTest,
     InexpressibleError,
-    counted_names,
+    format_name_count,
     mask_before_padding,
     shape_in_file,
     softmax_test,
@@ -48,23 +48,23 @@ _TEST_PREFIX = "test_"
 class ExportResult:
     """The tests that were written, the cases that were left out by reason, and a comparison of stored numbers.
 
-    ``alike`` counts the expected arrays from files that are the exact answer bit for bit. ``others`` has the largest
-    difference of each other array, in units in the last place.
+    ``equal_count`` counts the expected arrays from files that are the exact answer bit for bit. ``ulp_differences`` has
+    the largest difference of each other array, in units in the last place.
     """
 
     is_exact: bool = False
     tests: list[str] = field(default_factory=list)
     left_out: dict[str, list[str]] = field(default_factory=dict)
-    alike: int = 0
-    others: list[float] = field(default_factory=list)
+    equal_count: int = 0
+    ulp_differences: list[float] = field(default_factory=list)
 
-    def compare(self, from_files: dict[str, Array], exact: dict[str, Array]) -> None:
+    def compare_stored_outputs(self, from_files: dict[str, Array], exact: dict[str, Array]) -> None:
         """Count the arrays that are the exact answer, and measure the others."""
         for stage, array in from_files.items():
             if array.tobytes() == exact[stage].tobytes():
-                self.alike += 1
+                self.equal_count += 1
             else:
-                self.others.append(_difference_in_ulps(exact[stage], array.astype(np.float64)))
+                self.ulp_differences.append(_difference_in_ulps(exact[stage], array.astype(np.float64)))
 
 
 def export_tests(
@@ -83,10 +83,10 @@ def export_tests(
             option: float(np.float32(value)) for option, value in case.options.items() if isinstance(value, float)
         }
         case = replace(case, options=replace(case.options, **options))
-        name = test_name(case, unit.dtype)
+        name = onnx_test_name(case, unit.dtype)
         try:
             if name in exported.tests:
-                raise InexpressibleError("another case of the same name")
+                raise InexpressibleError("another case has the same name")
             test = _make_test(name, case, unit.dtype, plan.inputs(unit), store, exported)
             write_test(folder / name, test)
         except InexpressibleError as reason:
@@ -96,7 +96,7 @@ def export_tests(
     return exported
 
 
-def test_name(case: Case, dtype: str) -> str:
+def onnx_test_name(case: Case, dtype: str) -> str:
     """Return the name of a test: that of the case, with the dtype if the case has several."""
     file, _, case_name = case.id.rpartition("/")
     name = case_name if case_name.startswith("test-") else f"{_TEST_PREFIX}{file}_{case_name}"
@@ -108,18 +108,18 @@ def _make_test(
     name: str, case: Case, dtype: str, inputs: RoundedInputs, store: Store, exported: ExportResult
 ) -> BackendTest:
     if case.operation not in ("attention", "softmax"):
-        raise InexpressibleError(f"{case.operation}, which is no operator of ONNX")
+        raise InexpressibleError(f"ONNX has no operator for {case.operation}")
     is_softmax = case.operation == "softmax"
     if not is_softmax:
         require_supported(case)
-    extra = None if is_softmax else extra_stage(case)
+    extra = None if is_softmax else matmul_output_stage(case)
     stages = ["weights"] if is_softmax else ["output", *([extra] if extra else [])]
     truth = truth_of_case(case, inputs, stages, store)
     if reason := missing_vectors_reason(truth, stages):
         raise InexpressibleError(reason)
     outputs = {stage: round_to_dtype(truth.exact[stage], dtype) for stage in stages}
     from_files = _outputs_from_files(case, dtype, outputs)
-    exported.compare(from_files, outputs)
+    exported.compare_stored_outputs(from_files, outputs)
     if not exported.is_exact:
         outputs |= from_files
     if is_softmax:
@@ -162,17 +162,21 @@ def _difference_in_ulps(exact_numbers: Array, stored: NDArray[np.float64]) -> fl
     return float(np.max(np.where(exact == stored, 0.0, units)))
 
 
-def export_lines(exported: ExportResult) -> Iterator[str]:
+def describe_export(exported: ExportResult) -> Iterator[str]:
     """Yield lines about the tests that were written and the cases that were left out."""
     yield f"{len(exported.tests):,} tests: a case in a dtype each"
-    if exported.alike or exported.others:
-        yield f"outputs that cases take from files: {exported.alike:,} are the exact answer, rounded once, bit for bit"
-    if exported.others:
+    if exported.equal_count or exported.ulp_differences:
+        yield (
+            f"outputs that cases take from files: {exported.equal_count:,} are the exact answer, rounded once, "
+            "bit for bit"
+        )
+    if exported.ulp_differences:
         written = "the exact answer is written" if exported.is_exact else "they are written as they are"
-        apart = f"{len(exported.others):,} differ from it by at most {max(exported.others):.3g} units in the last place"
+        largest = max(exported.ulp_differences)
+        apart = f"{len(exported.ulp_differences):,} differ from it by at most {largest:.3g} units in the last place"
         yield f"outputs that cases take from files: {apart}; {written}"
     for reason, names in exported.left_out.items():
-        yield f"left out: {counted_names(names)}: {reason}"
+        yield f"left out: {format_name_count(names)}: {reason}"
 
 
 _SUPPORTED_OPTIONS = frozenset(
@@ -194,7 +198,7 @@ class _MaskRules:
     attributes: Mapping[str, int]
     mask: Array | None
     lengths: Array | None = None
-    are_folded: bool = False
+    are_in_one_mask: bool = False
 
 
 def require_supported(case: Case) -> None:
@@ -202,14 +206,14 @@ def require_supported(case: Case) -> None:
     options = sorted(case.options.keys() - _SUPPORTED_OPTIONS)
     inputs = sorted(case.inputs.keys() - _SUPPORTED_INPUTS)
     if options or inputs:
-        raise InexpressibleError(f"{(options or inputs)[0]}, which the operator does not have")
+        raise InexpressibleError(f"the operator has no {(options or inputs)[0]}")
     if case.options.get("empty_rows", "zero") != "zero":
-        raise InexpressibleError("empty_rows that are not zero, as the operator has them")
+        raise InexpressibleError("empty_rows is not zero, which is the operator's only convention")
     if not case.options.get("scale", 1.0) > 0:
-        raise InexpressibleError("a scale that is not positive, whose root the operator takes")
+        raise InexpressibleError("the scale is not positive, and the operator takes its root")
 
 
-def extra_stage(case: Case) -> str | None:
+def matmul_output_stage(case: Case) -> str | None:
     """Return the stage of qk_matmul_output: the first expected stage that the operator can return."""
     return next(
         (expected.of for expected in case.expected if _operator_stage(expected.of) in STAGE_OF_OUTPUT_MODE), None
@@ -241,7 +245,7 @@ def attention_test(name: str, case: Case, arrays: Mapping[str, Array], stages: M
     inputs |= _optional_input("attn_mask", _attn_mask(case, arrays, rules))
     inputs |= {past_name: arrays[past_name] for past_name in ("past_key", "past_value") if past_name in arrays}
     inputs |= _optional_input("nonpad_kv_seqlen", rules.lengths)
-    if extra := extra_stage(case):
+    if extra := matmul_output_stage(case):
         attributes["qk_matmul_output_mode"] = STAGE_OF_OUTPUT_MODE.index(_operator_stage(extra))
         outputs["qk_matmul_output"] = stages[extra]
     opset = _OPSET if rules.lengths is None else _WITH_LENGTHS
@@ -266,12 +270,12 @@ def _fold_mask_rules(case: Case, arrays: Mapping[str, Array]) -> _MaskRules:
             lengths is None
             and attributes
             and "past_key" not in arrays
-            and _are_queries_at(case, arrays, _key_count(arrays))
+            and _do_queries_start_at(case, arrays, _key_count(arrays))
         ):
             return _MaskRules(attributes, mask, np.full(len(arrays["query"]), _key_count(arrays)))
     rows = np.arange(arrays["query"].shape[2])  # with rows, causality is part of the mask as well
     folded = Problem(case.operation, case.options, arrays).canonical(rows).inputs.get("mask")
-    return _MaskRules({}, folded, are_folded=True)
+    return _MaskRules({}, folded, are_in_one_mask=True)
 
 
 def _position_attributes(case: Case) -> dict[str, int]:
@@ -292,13 +296,13 @@ def _can_express_positions(case: Case, arrays: Mapping[str, Array], counts_posit
     """Return whether the operator has inputs for these lengths, and the positions of these queries."""
     lengths, past = arrays.get("key_lengths"), arrays.get("past_key")
     if lengths is None:
-        return not counts_positions or _are_queries_at(
+        return not counts_positions or _do_queries_start_at(
             case, arrays, 0 if past is None else past.shape[2], from_end=False
         )
-    return past is None and (not counts_positions or _are_queries_at(case, arrays, lengths))
+    return past is None and (not counts_positions or _do_queries_start_at(case, arrays, lengths))
 
 
-def _are_queries_at(case: Case, arrays: Mapping[str, Array], at: Array | int, *, from_end: bool = True) -> bool:
+def _do_queries_start_at(case: Case, arrays: Mapping[str, Array], at: Array | int, *, from_end: bool = True) -> bool:
     """Return whether the first query of each batch entry is at a position, or ``from_end``, the last one before it."""
     offsets = arrays.get("query_offsets", np.array(query_offset(case.options, arrays)))
     return bool((offsets == np.asarray(at) - (arrays["query"].shape[2] if from_end else 0)).all())
@@ -327,7 +331,7 @@ def _attn_mask(case: Case, arrays: Mapping[str, Array], rules: _MaskRules) -> Ar
     name, array = ("bias", bias) if mask is None or not is_input else ("mask", mask)
     if array is None:
         return None
-    shape = shape_in_file(case, name) if is_input and not (name == "mask" and rules.are_folded) else None
+    shape = shape_in_file(case, name) if is_input and not (name == "mask" and rules.are_in_one_mask) else None
     if shape is None or array.shape[-1] < _key_count(arrays):
         lengths = arrays["query"].shape[2], _key_count(arrays)
         return np.ascontiguousarray(np.broadcast_to(array, (*array.shape[:-2], *lengths)))

@@ -63,22 +63,22 @@ def test_folders(folder: Path) -> list[Path]:
     except OSError as error:
         raise OnnxDataError(f"{folder} cannot be read: {os.strerror(error.errno or 0)}") from None
     if not folders:
-        raise OnnxDataError(f"{folder} holds no test of ONNX; expected folders with {MODEL} and {DATA_SET}0 in it")
+        raise OnnxDataError(f"{folder} has no ONNX test; expected folders with {MODEL} and {DATA_SET}0")
     return folders
 
 
-def read_tests(folder: Path) -> Iterator[BackendTest]:
+def read_data_sets(folder: Path) -> Iterator[BackendTest]:
     """Yield the data sets of a test.
 
     Raises ``InexpressibleError`` unless the model is one of the ``OPERATORS``, and ``OnnxDataError`` for damaged files.
     """
     model = _parse_protobuf(folder / MODEL, onnx.ModelProto, _MAX_MODEL_BYTES)
-    node = _only_node(model, folder / MODEL)
+    node = _get_single_node(model, folder / MODEL)
     input_names, output_names = OPERATORS[node.op_type]
     opset = next((imported.version for imported in model.opset_import if imported.domain in _DOMAINS), 0)
     sets = sorted(folder.glob(f"{DATA_SET}*"), key=lambda path: (len(path.name), path.name))
     if not sets:
-        raise OnnxDataError(f"{folder} has no {DATA_SET}0, where its inputs and outputs are expected")
+        raise OnnxDataError(f"{folder} has no folder {DATA_SET}0; expected inputs and outputs in it")
     for place in sets:
         number = place.name.removeprefix(DATA_SET)
         name = folder.resolve().name + ("" if number == "0" else f"_{number}")
@@ -94,7 +94,7 @@ def read_tests(folder: Path) -> Iterator[BackendTest]:
         )
 
 
-def _only_node(model: Any, path: Path) -> Any:
+def _get_single_node(model: Any, path: Path) -> Any:
     """Return a model's only node.
 
     Raises ``InexpressibleError`` if it has more nodes, or another operator, and ``OnnxDataError`` if it has none.
@@ -103,14 +103,12 @@ def _only_node(model: Any, path: Path) -> Any:
     if not nodes:
         raise OnnxDataError(f"{path} has no node; expected a model of one operator")
     if len(nodes) > 1:
-        raise InexpressibleError(
-            "a graph of several nodes, as an operator that is written out: no node says what is computed"
-        )
+        raise InexpressibleError("the graph has several nodes, such as an expanded operator; expected one node")
     node = nodes[0]
     if node.op_type not in OPERATORS or node.domain not in _DOMAINS:
-        raise InexpressibleError("another operator than Attention and Softmax")
+        raise InexpressibleError("the operator is neither Attention nor Softmax")
     if model.graph.initializer or model.graph.sparse_initializer:
-        raise InexpressibleError("a model with numbers in it, which are no inputs")
+        raise InexpressibleError("the model has initializers; expected all numbers as inputs")
     return node
 
 
@@ -126,7 +124,9 @@ def _name_by_standard(
 ) -> dict[str, Array]:
     """Return the inputs or outputs of a node by the standard's names; an empty name is left out."""
     if len(names) > len(formal):
-        raise OnnxDataError(f"{place.parent / MODEL}: a node of {len(names)} inputs or outputs; expected {len(formal)}")
+        raise OnnxDataError(
+            f"{place.parent / MODEL}: the node has {len(names)} inputs or outputs; expected at most {len(formal)}"
+        )
     by_name = {}
     for graph_name, name in zip(names, formal, strict=False):
         if graph_name:
@@ -149,21 +149,23 @@ def read_tensor(path: Path) -> Array:
     """
     tensor = _parse_protobuf(path, onnx.TensorProto, MAX_FILE_BYTES)
     if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
-        raise OnnxDataError(f"{path}: its numbers lie in another file, which is not read; store them in the tensor")
+        raise OnnxDataError(
+            f"{path}: the numbers are in another file, which attncheck does not read; store them in the tensor"
+        )
     if tensor.data_type == onnx.TensorProto.UNDEFINED:
-        raise OnnxDataError(f"{path} is no TensorProto: it says no type of its numbers")
+        raise OnnxDataError(f"{path} is not a TensorProto: the type of its numbers is missing")
     if tensor.data_type not in _DTYPE_OF_ONNX_TYPE:
-        raise InexpressibleError("numbers of a type that no case has")
+        raise InexpressibleError("the numbers have a type that no case has")
     if (
         any(length < 0 for length in tensor.dims)
         or math.prod(max(1, length) for length in tensor.dims) > MAX_STORED_NUMBERS
     ):
         shape = "x".join(map(str, tensor.dims[:8]))
-        raise OnnxDataError(f"{path}: a tensor of {shape}; expected at most {MAX_STORED_NUMBERS} numbers")
+        raise OnnxDataError(f"{path}: the tensor has shape {shape}; expected at most {MAX_STORED_NUMBERS} numbers")
     try:
         return np.ascontiguousarray(numpy_helper.to_array(tensor)).reshape(tuple(tensor.dims))
     except Exception as error:  # whatever bytes that do not fit make of the package
-        raise OnnxDataError(f"{path} is damaged or cut off: {str(error)[:120]}") from None
+        raise OnnxDataError(f"{path} is damaged or incomplete: {str(error)[:120]}") from None
 
 
 def _parse_protobuf(path: Path, kind: Any, largest: int) -> Any:
@@ -178,7 +180,7 @@ def _parse_protobuf(path: Path, kind: Any, largest: int) -> Any:
     try:
         message.ParseFromString(data)
     except Exception as error:  # protobuf's own class of errors, which differs between its versions
-        raise OnnxDataError(f"{path} is no {kind.__name__}: {str(error)[:120]}") from None
+        raise OnnxDataError(f"{path} is not a {kind.__name__}: {str(error)[:120]}") from None
     return message
 
 
@@ -187,7 +189,7 @@ def write_test(folder: Path, test: BackendTest) -> None:
     data = folder / f"{DATA_SET}0"
     if data.exists():
         raise OutputError(f"{data} is already there; remove it, or name another folder")
-    with OutputError.where(folder):
+    with OutputError.convert_os_errors(folder):
         data.mkdir(parents=True)
         (folder / MODEL).write_bytes(_make_model(test).SerializeToString())
         for kind, arrays in (("input", test.inputs), ("output", test.outputs)):
@@ -222,7 +224,7 @@ Source = dict[str, Any]
 class OnnxCaseEntry:
     """A case as far as it is known; ``notes`` are the parts of the test that the case does not express.
 
-    ``inputs`` and ``expected`` stages refer to arrays by name; ``beside`` are these arrays.
+    ``inputs`` and ``expected`` stages refer to arrays by name; ``stored_arrays`` are these arrays.
     """
 
     operation: str
@@ -231,26 +233,26 @@ class OnnxCaseEntry:
     options: dict[str, Any] = field(default_factory=dict)
     expected: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    is_merged: bool = False
-    beside: dict[str, Array] = field(default_factory=dict)
+    has_merged_heads: bool = False
+    stored_arrays: dict[str, Array] = field(default_factory=dict)
 
-    def stored(self, name: str, array: Array) -> Source:
+    def store_array(self, name: str, array: Array) -> Source:
         """Add an array to the file of arrays, and return the case's reference to it."""
-        self.beside[name] = array
+        self.stored_arrays[name] = array
         return {"name": name}
 
-    def expect(self, stage: str, called: str, array: Array, *, transpose: bool = False) -> None:
+    def add_expectation(self, stage: str, called: str, array: Array, *, transpose: bool = False) -> None:
         """Expect the test's numbers of a stage."""
         if array.dtype.name != self.dtype:
             self.notes.append(f"{called} is of {array.dtype.name} and is left out: the case computes in {self.dtype}")
             return
         turned = {"transpose": True} if transpose else {}
-        self.expected.append({"stage": stage, "called": called, "printed": self.stored(called, array), **turned})
+        self.expected.append({"stage": stage, "called": called, "printed": self.store_array(called, array), **turned})
 
-    def data(self, name: str, identity: str, place: dict[str, str]) -> dict[str, Any]:
+    def case_file_entry(self, name: str, identity: str, place: dict[str, str]) -> dict[str, Any]:
         """Return the entry of a case file; ``place`` is the file of the arrays and its checksum."""
         stored = {source["name"] for name, source in self.inputs.items() if "name" in source and name != "bias"}
-        numbers = (self.beside[array_name] for array_name in stored)
+        numbers = (self.stored_arrays[array_name] for array_name in stored)
         is_nonfinite = any(array.dtype.kind in "fV" and not np.isfinite(array).all() for array in numbers)
         fields: dict[str, Any] = {
             "name": name,
@@ -258,7 +260,7 @@ class OnnxCaseEntry:
             "inputs": {name: _add_file_references(source, place) for name, source in self.inputs.items()},
             "options": self.options,
             "dtypes": [self.dtype],
-            "layout": "merged" if self.is_merged else None,
+            "layout": "merged" if self.has_merged_heads else None,
             "allow_nonfinite": True if is_nonfinite else None,
             "computed_in": self.dtype if self.expected else None,
             "expect": [
@@ -279,7 +281,9 @@ def _add_file_references(source: Any, place: dict[str, str]) -> Any:
     return {"file": place["file"], **fields, "sha256": place["sha256"]} if "name" in source else fields
 
 
-def begin_case(test: BackendTest, operation: str, numbers: tuple[str, ...], known: frozenset[str]) -> OnnxCaseEntry:
+def start_case_entry(
+    test: BackendTest, operation: str, numbers: tuple[str, ...], known: frozenset[str]
+) -> OnnxCaseEntry:
     """Begin a case in the dtype of a test's ``numbers``.
 
     Raises ``InexpressibleError`` if they differ, or no case has the dtype.
@@ -288,20 +292,22 @@ def begin_case(test: BackendTest, operation: str, numbers: tuple[str, ...], know
     """
     missing = [name for name in numbers[:1] if name not in test.inputs]
     if missing or not test.outputs:
-        raise InexpressibleError("a node without its first input, or without an output")
+        raise InexpressibleError("the node has no first input, or no output")
     unknown = sorted(test.attributes.keys() - known)
     if unknown:
-        raise InexpressibleError(f"an attribute {unknown[0]}")
+        raise InexpressibleError(f"a case cannot express the attribute {unknown[0]}")
     for name, value in test.attributes.items():
         if not isinstance(value, int | float):
-            raise InexpressibleError(f"an attribute {name} that is no number")
+            raise InexpressibleError(f"the attribute {name} is not a number")
     dtypes = {test.inputs[name].dtype.name for name in numbers if name in test.inputs}
     if len(dtypes) > 1 or not dtypes <= set(DTYPES):
-        raise InexpressibleError(f"inputs of {' and '.join(sorted(dtypes))}")
+        raise InexpressibleError(
+            f"the inputs have dtypes {' and '.join(sorted(dtypes))}; expected one of {', '.join(DTYPES)}"
+        )
     return OnnxCaseEntry(operation, dtypes.pop())
 
 
-def counted_names(names: Sequence[str]) -> str:
+def format_name_count(names: Sequence[str]) -> str:
     """Return the number of names, and the first of them."""
     listed = ", ".join(names[:_MAX_NAMES])
     return f"{len(names):,} ({listed}{', ...' if len(names) > _MAX_NAMES else ''})"
@@ -349,20 +355,22 @@ def softmax_entry(test: BackendTest) -> OnnxCaseEntry:
 
     Raises ``InexpressibleError`` if no case can express the test.
     """
-    entry = begin_case(test, "softmax", ("input",), frozenset({"axis"}))
+    entry = start_case_entry(test, "softmax", ("input",), frozenset({"axis"}))
     if test.opset < _SOFTMAX_OPSET:
-        raise InexpressibleError(f"a Softmax of before opset {_SOFTMAX_OPSET}, which folds its array to a matrix")
+        raise InexpressibleError(
+            f"Softmax is of an opset before {_SOFTMAX_OPSET}, which reshapes the array to a matrix"
+        )
     scores, output = test.inputs["input"], test.outputs["output"]
     if scores.ndim < 1:
-        raise InexpressibleError("a Softmax of a single number")
+        raise InexpressibleError("Softmax has a single number")
     axis = int(test.attributes.get("axis", -1))
     axis = axis - scores.ndim if axis >= 0 else axis
     if axis not in (-1, -2):
-        raise InexpressibleError("a Softmax along another axis than the last two")
+        raise InexpressibleError("Softmax is along another axis than the last two")
     _require_finite_rows(scores, axis)
-    source = entry.stored("input", scores)
+    source = entry.store_array("input", scores)
     entry.inputs["scores"] = {**source, "transpose": True} if axis == -2 else source
-    entry.expect("weights", "output", output, transpose=axis == -2)
+    entry.add_expectation("weights", "output", output, transpose=axis == -2)
     return entry
 
 
@@ -381,4 +389,4 @@ def softmax_test(name: str, case: Case, arrays: Mapping[str, Array], weights: Ar
 def _require_finite_rows(scores: Array, axis: int) -> None:
     """Refuse a row without a finite score: its result is a convention in cases, and NaN by ONNX's formula."""
     if (scores == -np.inf).all(axis=axis).any():
-        raise InexpressibleError("a row of minus infinity alone, of which ONNX's Softmax makes NaN")
+        raise InexpressibleError("a row has only minus infinity, for which ONNX's Softmax returns NaN")

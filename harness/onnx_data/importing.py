@@ -22,10 +22,10 @@ from attncheck.onnx_data.files import (
     InexpressibleError,
     OnnxCaseEntry,
     Source,
-    begin_case,
-    counted_names,
-    read_tests,
+    format_name_count,
+    read_data_sets,
     softmax_entry,
+    start_case_entry,
     test_folders,
 )
 from attncheck.reading.loader import make_case_from_data
@@ -62,17 +62,17 @@ class _AttentionSizes:
 
 def attention_entry(test: BackendTest) -> OnnxCaseEntry:
     """Return the case of a test. Raises ``InexpressibleError`` if no case can express it."""
-    entry = begin_case(test, "attention", _NUMERIC_INPUTS, _KNOWN_ATTRIBUTES)
+    entry = start_case_entry(test, "attention", _NUMERIC_INPUTS, _KNOWN_ATTRIBUTES)
     sizes = _attention_sizes(test)
-    entry.is_merged = sizes.is_merged
+    entry.has_merged_heads = sizes.is_merged
     if sizes.is_merged:
         entry.options |= {"heads": sizes.heads, "kv_heads": sizes.kv_heads}
     for name, onnx_name in (("query", "Q"), ("key", "K"), ("value", "V")):
-        entry.inputs[name] = entry.stored(onnx_name, test.inputs[onnx_name])
+        entry.inputs[name] = entry.store_array(onnx_name, test.inputs[onnx_name])
     for name in ("past_key", "past_value"):
         if name in test.inputs:
             past = test.inputs[name]
-            entry.inputs[name] = entry.stored(name, merge_heads(past) if sizes.is_merged else past)
+            entry.inputs[name] = entry.store_array(name, merge_heads(past) if sizes.is_merged else past)
     _add_options(entry, test)
     _add_mask(entry, test, sizes)
     _add_lengths(entry, test, sizes)
@@ -82,22 +82,22 @@ def attention_entry(test: BackendTest) -> OnnxCaseEntry:
 
 def _attention_sizes(test: BackendTest) -> _AttentionSizes:
     if any(name not in test.inputs for name in ("Q", "K", "V")):
-        raise InexpressibleError("a node without Q, K or V")
+        raise InexpressibleError("the node has no Q, K or V")
     query, key, value = (test.inputs[name] for name in ("Q", "K", "V"))
     ranks = {query.ndim, key.ndim, value.ndim}
     if ranks not in ({3}, {4}):
-        raise InexpressibleError(f"Q, K and V of {' and '.join(map(str, sorted(ranks)))} axes")
+        raise InexpressibleError(f"Q, K and V have {' and '.join(map(str, sorted(ranks)))} axes; expected 3 or 4")
     is_merged = ranks == {3}
     past = test.inputs.get("past_key")
     if ("past_key" in test.inputs) != ("past_value" in test.inputs):
-        raise InexpressibleError("past_key without past_value")
+        raise InexpressibleError("the node has only one of past_key and past_value")
     if past is not None and (past.ndim != 4 or test.inputs["past_value"].ndim != 4):
-        raise InexpressibleError("a past of other than 4 axes")
+        raise InexpressibleError("past_key and past_value do not have 4 axes")
     heads, kv_heads = query.shape[1], key.shape[1]
     if is_merged:
         heads, kv_heads = (int(test.attributes.get(name, 0)) for name in ("q_num_heads", "kv_num_heads"))
         if min(heads, kv_heads) < 1:
-            raise InexpressibleError("Q, K and V of 3 axes without q_num_heads and kv_num_heads")
+            raise InexpressibleError("Q, K and V have 3 axes, and the node has no q_num_heads or kv_num_heads")
     before = 0 if past is None else past.shape[2]
     return _AttentionSizes(heads, kv_heads, query.shape[-2], before + key.shape[-2], before, is_merged)
 
@@ -105,7 +105,7 @@ def _attention_sizes(test: BackendTest) -> _AttentionSizes:
 def _split_heads(array: Array, heads: int) -> Array:
     """Split the heads: (B, L, H D) -> (B, H, L, D)."""
     if array.shape[-1] % heads:
-        raise InexpressibleError("a width that its heads do not share evenly")
+        raise InexpressibleError("the width is not a multiple of the number of heads")
     return np.ascontiguousarray(split_heads(array, heads))
 
 
@@ -115,15 +115,15 @@ def _add_options(entry: OnnxCaseEntry, test: BackendTest) -> None:
         entry.options["is_causal"] = True
     if "scale" in attributes:
         if not attributes["scale"] > 0:
-            raise InexpressibleError("a scale that is not positive")
+            raise InexpressibleError("the scale is not positive")
         entry.options["scale"] = float(attributes["scale"])
     if attributes.get("softcap"):
         if not attributes["softcap"] > 0:
-            raise InexpressibleError("a softcap that is not positive")
+            raise InexpressibleError("the softcap is not positive")
         entry.options["softcap"] = float(attributes["softcap"])
     window = [int(attributes.get(name, -1)) for name in ("left_window_size", "right_window_size")]
     if min(window) < -1:
-        raise InexpressibleError("a side of a window below -1")
+        raise InexpressibleError("a side of the window is below -1")
     if max(window) >= 0:
         entry.options["window"] = [None if side < 0 else side for side in window]
     if "softmax_precision" not in attributes:
@@ -131,7 +131,7 @@ def _add_options(entry: OnnxCaseEntry, test: BackendTest) -> None:
     # A case has no precision of its softmax: its bounds are those of its dtype.
     precision, size = _SOFTMAX_PRECISIONS.get(int(attributes["softmax_precision"])), numpy_dtype(entry.dtype).itemsize
     if precision is None or (precision != entry.dtype and numpy_dtype(precision).itemsize <= size):
-        raise InexpressibleError("a softmax_precision that is narrower than its inputs")
+        raise InexpressibleError("softmax_precision is narrower than the inputs")
     entry.notes.append(f"softmax_precision ({precision}) is left out: it does not change the exact answer")
 
 
@@ -141,13 +141,13 @@ def _add_mask(entry: OnnxCaseEntry, test: BackendTest, sizes: _AttentionSizes) -
     if mask is None:
         return
     if mask.dtype.name not in ("bool", entry.dtype):
-        raise InexpressibleError(f"an attn_mask of {mask.dtype.name} beside inputs of {entry.dtype}")
+        raise InexpressibleError(f"attn_mask has dtype {mask.dtype.name}, and the inputs have {entry.dtype}")
     if not 1 <= mask.ndim <= 4:
-        raise InexpressibleError(f"an attn_mask of {mask.ndim} axes")
-    source: Source = entry.stored("attn_mask", mask)
+        raise InexpressibleError(f"attn_mask has {mask.ndim} axes; expected 1 to 4")
+    source: Source = entry.store_array("attn_mask", mask)
     is_boolean, length = mask.dtype == np.bool_, mask.shape[-1]
     if length == 1 < sizes.keys:
-        raise InexpressibleError("an attn_mask of one key, which is either spread over all keys or padded")
+        raise InexpressibleError("attn_mask has one key, which the operator may broadcast or pad")
     if length < sizes.keys:
         padding = {
             "constant": 0 if is_boolean else float("-inf"),
@@ -163,19 +163,19 @@ def _add_lengths(entry: OnnxCaseEntry, test: BackendTest, sizes: _AttentionSizes
     if lengths is None:
         return
     if sizes.past:
-        raise InexpressibleError("nonpad_kv_seqlen behind a past")
-    entry.inputs["key_lengths"] = entry.stored("nonpad_kv_seqlen", lengths)
+        raise InexpressibleError("the node has nonpad_kv_seqlen and a past")
+    entry.inputs["key_lengths"] = entry.store_array("nonpad_kv_seqlen", lengths)
     if not entry.options.keys() & {"is_causal", "window"}:
         return
     offsets = lengths.reshape(-1) - sizes.queries
     if (offsets >= 0).all():
-        entry.inputs["query_offsets"] = entry.stored("query_offsets", offsets)
+        entry.inputs["query_offsets"] = entry.store_array("query_offsets", offsets)
         return
     positions = offsets.reshape(-1, 1, 1, 1) + np.arange(sizes.queries)[:, np.newaxis]
     seen = [] if not entry.options.pop("is_causal", False) else [np.arange(sizes.keys) <= positions]
     if window := entry.options.pop("window", None):
         seen += make_window_conditions(tuple(window), positions, np.arange(sizes.keys))
-    source = entry.stored("mask_of_positions", np.logical_and.reduce(np.broadcast_arrays(*seen)))
+    source = entry.store_array("mask_of_positions", np.logical_and.reduce(np.broadcast_arrays(*seen)))
     entry.inputs["mask"] = {"all_of": [source, entry.inputs["mask"]]} if "mask" in entry.inputs else source
     entry.notes.append(
         "is_causal and the window are written out as a mask: some queries stand before the first key, where no "
@@ -190,19 +190,21 @@ def _add_expectations(entry: OnnxCaseEntry, test: BackendTest, sizes: _Attention
             new = _split_heads(test.inputs[name], sizes.kv_heads) if sizes.is_merged else test.inputs[name]
             whole = np.concatenate([test.inputs[past], new], axis=2) if past in test.inputs else new
             if whole.tobytes() != np.ascontiguousarray(test.outputs[present]).tobytes():
-                raise InexpressibleError(f"a {present} that is not the past with what is new behind it")
+                raise InexpressibleError(f"{present} is not the past followed by the new keys or values")
     if "Y" in test.outputs:
         output = test.outputs["Y"]
-        entry.expect("output", "Y", _split_heads(output, sizes.heads) if sizes.is_merged else output)
+        entry.add_expectation("output", "Y", _split_heads(output, sizes.heads) if sizes.is_merged else output)
     if "qk_matmul_output" in test.outputs:
-        entry.expect(_matmul_output_stage(entry, test), "qk_matmul_output", test.outputs["qk_matmul_output"])
+        entry.add_expectation(_matmul_output_stage(entry, test), "qk_matmul_output", test.outputs["qk_matmul_output"])
 
 
 def _matmul_output_stage(entry: OnnxCaseEntry, test: BackendTest) -> str:
     """Return the stage that qk_matmul_output_mode selects."""
     mode = int(test.attributes.get("qk_matmul_output_mode", 0))
     if not 0 <= mode < len(STAGE_OF_OUTPUT_MODE):
-        raise InexpressibleError(f"a qk_matmul_output_mode of {mode}")
+        raise InexpressibleError(
+            f"qk_matmul_output_mode is {mode}; expected {', '.join(map(str, sorted(STAGE_OF_OUTPUT_MODE)))}"
+        )
     stage = STAGE_OF_OUTPUT_MODE[mode]
     forbids = entry.options.keys() & {"is_causal", "window"} or entry.inputs.keys() & {"mask", "key_lengths"}
     if stage == "masked" and not forbids:
@@ -253,7 +255,7 @@ class _TestImport:
     def import_test(self, place: Path) -> None:
         """Make cases of the data sets of a test, or store the reason why not."""
         try:
-            for test in read_tests(place):
+            for test in read_data_sets(place):
                 self._import_data_set(test)
         except InexpressibleError as reason:
             self.imported.left_out.setdefault(str(reason), []).append(place.resolve().name)
@@ -262,14 +264,14 @@ class _TestImport:
         try:
             entry = _ENTRY_FUNCTIONS[test.operator](test)
         except ValueError as error:  # NumPy's, of arrays that do not go together
-            raise InexpressibleError(f"shapes that do not fit together: {error}") from None
+            raise InexpressibleError(f"the shapes do not fit together: {error}") from None
         entries, identity = self.cases.setdefault(entry.operation, {}), slug(test.name)
         if identity in entries:
-            raise InexpressibleError("another test of the same name")
+            raise InexpressibleError("another test has the same name")
         arrays = Path("arrays") / f"{test.name}.npz"
-        content, checksum = pack_npz(entry.beside)
+        content, checksum = pack_npz(entry.stored_arrays)
         self._write_file(self.output / arrays, content)
-        data = entry.data(test.name, identity, {"file": arrays.as_posix(), "sha256": checksum})
+        data = entry.case_file_entry(test.name, identity, {"file": arrays.as_posix(), "sha256": checksum})
         try:
             make_case_from_data(
                 _case_file_content(entry.operation, [data]), self.output, f"{entry.operation}/{identity}"
@@ -292,7 +294,7 @@ class _TestImport:
         except FileExistsError:
             raise OutputError(f"{path} is already there; remove it, or name another folder with --output") from None
         except OSError as error:
-            raise OutputError.of(path, error) from None
+            raise OutputError.from_os_error(path, error) from None
 
     def write_case_files(self) -> ImportResult:
         """Write the case files."""
@@ -322,11 +324,11 @@ def _case_file_content(operation: str, entries: list[dict[str, Any]]) -> dict[st
     }
 
 
-def import_lines(imported: ImportResult) -> Iterator[str]:
+def describe_import(imported: ImportResult) -> Iterator[str]:
     """Yield lines about the tests that were read and the tests that were left out."""
     for path, count in imported.files.items():
         yield f"{count:,} cases: {path}"
     for note, names in imported.notes.items():
-        yield f"noted in {counted_names(names)}: {note}"
+        yield f"noted in {format_name_count(names)}: {note}"
     for reason, names in imported.left_out.items():
-        yield f"left out: {counted_names(names)}: {reason}"
+        yield f"left out: {format_name_count(names)}: {reason}"

@@ -83,14 +83,14 @@ class DesignRequest:
     @property
     def requirements(self) -> Requirements:
         """The shapes that it takes."""
-        return Requirements.of(self.user_implementation.requirements.get(self.operation) or {})
+        return Requirements.from_declaration(self.user_implementation.requirements.get(self.operation) or {})
 
     @property
     def command(self) -> str:
         """The command that makes the design again."""
         widths = f" --widths {','.join(map(str, self.widths))}" if self.widths else ""
-        arguments = " ".join(self.user_implementation.given)
-        return f"attncheck design {arguments} --strength {self.strength}{widths} --tile {self.tile}"
+        words = " ".join(self.user_implementation.command_words)
+        return f"attncheck design {words} --strength {self.strength}{widths} --tile {self.tile}"
 
 
 def format_design(request: DesignRequest) -> str:
@@ -124,7 +124,7 @@ def format_design(request: DesignRequest) -> str:
     if excluded := [combination for combination in design.get(EXCLUDE, []) if combination.keys() <= factors.keys()]:
         made[EXCLUDE] = excluded
     entry = {"name": "Options meet", DESIGN_KEY: made, **{name: group for name, group in fields.items() if group}}
-    dtypes = [dtype for dtype in DTYPES if dtype in request.implementation.declared.classes]
+    dtypes = [dtype for dtype in DTYPES if dtype in request.implementation.mode_declarations.classes]
     head = {
         "title": f"Every {request.strength} of what {request.implementation.name} has"[:200],
         "source": {"kind": "derivation", "title": request.command},
@@ -143,7 +143,7 @@ def write_design(request: DesignRequest, path: Path | None = None) -> tuple[Path
     """
     text = format_design(request)
     path = path or Path(f"design_{slug(request.implementation.name).replace('-', '_')}.yaml")
-    with OutputError.where(path):
+    with OutputError.convert_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     [case] = read_yaml(path).data["cases"]
@@ -154,7 +154,7 @@ def _fields_with_parameter(fields: Mapping[str, Any], request: DesignRequest) ->
     """Keep options and inputs for which a function has a parameter, or that need none."""
     operation, positional = OPERATIONS[request.operation], inputs_of(request.operation)
     asked = {name: value for name, value in fields.items() if name in operation.inputs or name in operation.options}
-    accepted = request.parameters.accepted(asked)
+    accepted = request.parameters.accepted_names(asked)
     kept = {
         name
         for name in asked
@@ -223,10 +223,10 @@ def _width_levels(request: DesignRequest) -> dict[str, LevelValues]:
     """Return the widths that a function takes, and values of another width unless it excludes them."""
     requirements = request.requirements
     wanted: Sequence[int] = request.widths or requirements.widths or _DEFAULT_WIDTHS
-    widths = sorted({width for size in wanted if (width := requirements.width(size)) is not None})
+    widths = sorted({width for size in wanted if (width := requirements.smallest_accepted_width(size)) is not None})
     if not widths or (request.widths and set(widths) != set(wanted)):
-        refused = next(size for size in wanted if requirements.width(size) != size)
-        larger = requirements.width(refused)
+        refused = next(size for size in wanted if requirements.smallest_accepted_width(size) != size)
+        larger = requirements.smallest_accepted_width(refused)
         has_limits = requirements.widths or larger is None
         takes = (
             requirements.width_limits_text if has_limits else f"no width of {refused}; the next larger one is {larger}"
@@ -234,7 +234,11 @@ def _width_levels(request: DesignRequest) -> dict[str, LevelValues]:
         raise UsageError(f"--widths {','.join(map(str, wanted))}: {request.user_implementation.name} takes {takes}")
     levels: dict[str, LevelValues] = {f"width {width}": {"width": width, "value_width": width} for width in widths}
     if requirements.value_width is None and request.user_implementation.capabilities.get("value_width") is not False:
-        value_width = widths[0] if len(widths) > 1 else requirements.width(widths[0] + 1) or requirements.width(1)
+        value_width = (
+            widths[0]
+            if len(widths) > 1
+            else requirements.smallest_accepted_width(widths[0] + 1) or requirements.smallest_accepted_width(1)
+        )
         levels["values of another width"] = {"width": widths[-1], "value_width": value_width}
     return {label: level for label, level in levels.items() if label[0] == "w" or len({*level.values()}) == 2}
 

@@ -479,7 +479,9 @@ def layout(problem: Problem) -> Sequence[AnyVariant]:
 
 def repeated(problem: Problem) -> Sequence[AnyVariant]:
     """Repeat the same call, with other work in between."""
-    steps = tuple(SessionStep(call_returning(problem), other_work=number > 0) for number in range(_REPETITION_COUNT))
+    steps = tuple(
+        SessionStep(call_returning(problem), does_other_work_before=number > 0) for number in range(_REPETITION_COUNT)
+    )
     pairs = tuple(
         ResultPair(f"call {number + 1} of {_REPETITION_COUNT}", 0, number, problem)
         for number in range(1, _REPETITION_COUNT)
@@ -511,8 +513,8 @@ def output_buffer(problem: Problem) -> Sequence[AnyVariant]:
     numbers = {name: array for name, array in problem.inputs.items() if problem.input_specs[name].is_number}
     nan = {name: np.full_like(array, np.nan) for name, array in numbers.items() if array.dtype.name != "float8_e5m2"}
     poisonous = call_returning(problem.with_changes(**nan))
-    freed = Session((SessionStep(call), SessionStep(call, nan_memory=True)))
-    called = Session((SessionStep(call), SessionStep(poisonous, returns=False), SessionStep(call)))
+    freed = Session((SessionStep(call), SessionStep(call, frees_nan_memory_before=True)))
+    called = Session((SessionStep(call), SessionStep(poisonous, returns_result=False), SessionStep(call)))
     return (
         SessionVariant("memory full of NaN was freed", freed, (ResultPair("after NaN in memory", 0, 1, problem),)),
         SessionVariant("a call on NaN came before", called, (ResultPair("after a call on NaN", 0, 2, problem),)),
@@ -532,7 +534,10 @@ def outputs_independent(problem: Problem) -> Sequence[AnyVariant]:
     halved = call_returning(
         problem.with_changes(**{name: multiply_by_power_of_two(array, 0.5) for name, array in numbers.items()})
     )
-    steps = (SessionStep(call_returning(problem), stays=True), SessionStep(halved, returns=False, times=2))
+    steps = (
+        SessionStep(call_returning(problem), rechecks_result=True),
+        SessionStep(halved, returns_result=False, times=2),
+    )
     return (SessionVariant("the output after the next calls", Session(steps), problem=problem),)
 
 
@@ -579,8 +584,8 @@ def after_a_thousand_calls(problem: Problem) -> Sequence[AnyVariant]:
     reshaped = next((call_returning(made) for _, made in _problems_of_other_shapes(problem)), call)
     half = _MANY_CALL_COUNT // 2
     between = (
-        SessionStep(reshaped, returns=False, times=half),
-        SessionStep(call, returns=False, times=_MANY_CALL_COUNT - half),
+        SessionStep(reshaped, returns_result=False, times=half),
+        SessionStep(call, returns_result=False, times=_MANY_CALL_COUNT - half),
     )
     steps = (SessionStep(call), *between, SessionStep(call))
     pair = ResultPair("after a thousand calls", 0, 3, problem)

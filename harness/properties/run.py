@@ -163,7 +163,7 @@ class _VariantJudge:
         return self._workers.worker_for(self._implementation, self._question.dtype, threads)
 
     def _new_worker(self) -> AbstractContextManager[GroupRunner[Any]]:
-        return self._workers.fresh(self._implementation, self._question.dtype)
+        return self._workers.new_process_worker(self._implementation, self._question.dtype)
 
     def _judge_calls(self, variant: PropertyVariant) -> VariantResult:
         question, usual = self._question, self._shared_worker
@@ -218,7 +218,7 @@ class _VariantJudge:
         """Judge if a call changed its inputs, or if its output changed or shares memory with them."""
         result = answer[0]
         is_of_inputs = self._question.name == "inputs_unchanged"
-        changed = result.changed if is_of_inputs else result.altered
+        changed = result.changed_inputs if is_of_inputs else result.altered_stages
         if not isinstance(result.outcome, Computed) and not changed:
             raise _MissingResult(result.outcome, variant.description)
         when = "after the call" if is_of_inputs else "after the next call"
@@ -226,7 +226,7 @@ class _VariantJudge:
             at, place = format_element(element.index, element.name), (element.name, format_index(element.index))
             message = f"{at} is {element.after:.9g} {when}, and was {element.before:.9g}"
             yield VariantResult(PropertyOutcome.BROKEN, message, *place, element.before, element.after)
-        for stage, name in () if is_of_inputs else result.shared:
+        for stage, name in () if is_of_inputs else result.stages_sharing_inputs:
             yield VariantResult(PropertyOutcome.BROKEN, f"{stage} is memory of the input {name}", stage)
         yield VariantResult(PropertyOutcome.BITWISE, f"as before: {variant.description}")
 

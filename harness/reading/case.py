@@ -17,8 +17,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
-from attncheck.common.store import Key, Store, UnreadableEntry, digest_of, digest_of_code
-from attncheck.common.wording import DocumentLayout, layout_of
+from attncheck.common.store import Store, StoreKey, UnreadableEntry, digest_of, digest_of_code
+from attncheck.common.wording import DocumentLayout, stage_layout
 from attncheck.reading import array_kinds
 from attncheck.reading.array_kinds import Array, PrintedInput, Reference
 from attncheck.reading.model import TAG_FILE, Random, Source, TagEntry
@@ -113,7 +113,7 @@ class Case:
         """Return how the document of the case lays a stage out; None if the case is of no document."""
         transposed = ((expected.name, expected.transpose) for expected in self.expected)
         stage_shape = self.stage_shapes.get(stage, ()) if shape is None else shape
-        return layout_of(stage, stage_shape, transposed, is_document=self.is_document)
+        return stage_layout(stage, stage_shape, transposed, is_document=self.is_document)
 
     @property
     def is_document(self) -> bool:
@@ -288,7 +288,7 @@ def _load_cached(
     if store.folder is None:
         return load()
     digest = digest_of(digest_of_code(READING_CODE_MODULES, _READING_PACKAGES), content, named)
-    return store.remembered(lambda: Key("cases", digest), load, encode, decode)
+    return store.get_or_compute(lambda: StoreKey("cases", digest), load, encode, decode)
 
 
 def _has_stored_arrays(case: Case) -> bool:

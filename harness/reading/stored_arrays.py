@@ -92,7 +92,7 @@ def _read_float64(source: StoredNumbers) -> NDArray[np.float64]:
     except StoredArrayFault:
         raise
     except Exception as error:  # whatever bytes make of the parsers of zip, JSON and NumPy's headers
-        raise StoredArrayFault("file", f"{source.file} is damaged or cut off: {str(error)[:200]}") from None
+        raise StoredArrayFault("file", f"{source.file} is damaged or incomplete: {str(error)[:200]}") from None
     return _as_float64(array)
 
 
@@ -143,7 +143,7 @@ def _as_float64(array: Array) -> NDArray[np.float64]:
         raise StoredArrayFault("file", f"expected numbers of at most 64 bits or booleans, got {array.dtype}")
     if kind in "iu" and size == 8 and array.size and max(-int(array.min()), int(array.max())) > _MAX_EXACT_INTEGER:
         raise StoredArrayFault(
-            "file", f"holds a whole number beyond {_MAX_EXACT_INTEGER}, which float64 does not hold exactly"
+            "file", f"has a whole number beyond {_MAX_EXACT_INTEGER}, which float64 cannot represent exactly"
         )
     return np.ascontiguousarray(array.astype(np.float64)).reshape(array.shape)
 
@@ -151,25 +151,25 @@ def _as_float64(array: Array) -> NDArray[np.float64]:
 def _size_in_bytes(shape: Shape, dtype: np.dtype[Any]) -> int:
     """Return how many bytes an array has. Raises ``StoredArrayFault`` for one that is too large, or of objects."""
     if dtype.hasobject:
-        raise StoredArrayFault("file", "holds Python objects, which are never unpickled; store numbers")
+        raise StoredArrayFault("file", "has Python objects, which attncheck never unpickles; store numbers")
     numbers = math.prod(shape)
     if math.prod(max(1, length) for length in shape) > MAX_STORED_NUMBERS:
-        raise StoredArrayFault("file", f"holds an array of {numbers} numbers; expected at most {MAX_STORED_NUMBERS}")
+        raise StoredArrayFault("file", f"has an array of {numbers} numbers; expected at most {MAX_STORED_NUMBERS}")
     return numbers * dtype.itemsize
 
 
 def _parse_npy(data: bytes, name: str | None) -> Array:
     if name is not None:
-        raise StoredArrayFault("name", "a .npy file holds one array, which has no name; leave it out")
+        raise StoredArrayFault("name", "a .npy file has one array without a name; leave the name out")
     file = BytesIO(data)
     version = npy.read_magic(file)
     readers: dict[Any, Callable[[Any], Any]] = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     if version not in readers:
-        raise ValueError(f"version {version} of the format is not known")
+        raise ValueError(f"the format version is {version}; expected {' or '.join(map(str, readers))}")
     shape, is_fortran, dtype = readers[version](file)
     size, rest = _size_in_bytes(shape, dtype), data[file.tell() :]
     if len(rest) != size:
-        raise ValueError(f"expected {size} bytes of numbers, got {len(rest)}")
+        raise ValueError(f"the numbers have {len(rest)} bytes; expected {size}")
     array: Array = np.frombuffer(rest, dtype)
     return array.reshape(shape[::-1]).T if is_fortran else array.reshape(shape)
 
@@ -191,24 +191,26 @@ def _parse_npz(data: bytes, name: str | None) -> Array:
 def _parse_safetensors(data: bytes, name: str | None) -> Array:
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(len(data) - 8, _MAX_HEADER_BYTES):
-        raise ValueError(f"a header of {length} bytes in a file of {len(data)}")
+        raise ValueError(f"the header has {length} bytes, and the file has {len(data)}")
     header = json.loads(data[8 : 8 + length], object_pairs_hook=_require_unique_names)
     if not isinstance(header, dict):
-        raise ValueError("the header is no mapping")
+        raise ValueError("the header is not a mapping")
     _check_offsets(header, len(data) - 8 - length)
     entry = header[_require_array_name([key for key in header if key != "__metadata__"], name)]
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:
             pass
         case _:
-            raise ValueError("expected dtype, shape and data_offsets in the header")
+            raise ValueError("the header lacks dtype, shape or data_offsets of the array")
     if dtype not in SAFETENSORS_DTYPES:
-        raise StoredArrayFault("file", f"holds {dtype[:40]}; expected one of {', '.join(SAFETENSORS_DTYPES)}")
+        raise StoredArrayFault("file", f"has dtype {dtype[:40]}; expected one of {', '.join(SAFETENSORS_DTYPES)}")
     if not all(isinstance(axis, int) and not isinstance(axis, bool) and axis >= 0 for axis in shape):
-        raise ValueError("a shape is a list of whole numbers")
+        raise ValueError("the shape is not a list of whole numbers")
     size, numbers = _size_in_bytes(tuple(shape), SAFETENSORS_DTYPES[dtype]), data[8 + length :]
     if not 0 <= begin <= end <= len(numbers) or end - begin != size:
-        raise ValueError(f"expected {size} bytes of numbers between {begin} and {end} of {len(numbers)}")
+        raise ValueError(
+            f"the array is at bytes {begin} to {end} of {len(numbers)}; expected {size} bytes of numbers there"
+        )
     return np.frombuffer(numbers[begin:end], SAFETENSORS_DTYPES[dtype]).reshape(shape)
 
 
@@ -216,7 +218,7 @@ def _require_unique_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return the entries of a header. Raises ``ValueError`` for a name that is there twice, as the format has it."""
     entries = dict(pairs)
     if len(entries) < len(pairs):
-        raise ValueError("a name is in the header twice")
+        raise ValueError("the header has a name twice")
     return entries
 
 
@@ -247,7 +249,7 @@ def _require_array_name(known: Any, name: str | None) -> str:
     if name is None:
         raise StoredArrayFault("name", f"say which array of the file: expected one of {listed or 'none'}")
     if name not in names:
-        raise StoredArrayFault("name", f"the file holds no array {name[:60]!r}; expected one of {listed or 'none'}")
+        raise StoredArrayFault("name", f"the file has no array {name[:60]!r}; expected one of {listed or 'none'}")
     return name
 
 

@@ -60,15 +60,15 @@ class ModuleSource:
     lines: list[str]
     tree: ast.Module
     bindings: dict[str, ast.stmt]
-    ours: dict[str, tuple[str, str]]
+    imports_of_ours: dict[str, tuple[str, str]]
 
 
 @dataclass(eq=False)
 class NeededNames:
     """The names of each module that are kept, and those of them that other modules use."""
 
-    kept: dict[str, set[str]] = field(default_factory=dict)
-    asked: dict[str, set[str]] = field(default_factory=dict)
+    names_by_module: dict[str, set[str]] = field(default_factory=dict)
+    names_used_elsewhere: dict[str, set[str]] = field(default_factory=dict)
 
 
 @lru_cache
@@ -88,7 +88,7 @@ def read_module_source(name: str) -> ModuleSource:
             is_package = package is not None and package.submodule_search_locations is not None
             for alias in statement.names:
                 of_ours = (f"{origin}.{alias.name}", "") if is_package else (origin, alias.name)
-                module.ours[alias.asname or alias.name] = of_ours
+                module.imports_of_ours[alias.asname or alias.name] = of_ours
     return module
 
 
@@ -113,23 +113,23 @@ def bound_names(statement: ast.stmt, module: str) -> list[str]:
 
 def find_needed_names(root: str, names: Collection[str], whole: Collection[str] = ()) -> NeededNames:
     """Follow every name to the names that it uses, in all modules; a module that is passed needs ``whole`` names."""
-    needs = NeededNames(asked={root: set(names)})
+    needs = NeededNames(names_used_elsewhere={root: set(names)})
     todo = [(root, name) for name in names]
     while todo:
         name, bound = todo.pop()
-        kept = needs.kept.setdefault(name, set())
+        kept = needs.names_by_module.setdefault(name, set())
         if bound in kept:
             continue
         kept.add(bound)
         module = read_module_source(name)
-        if bound in module.ours:
-            asked = [module.ours[bound]] if module.ours[bound][1] else []
+        if bound in module.imports_of_ours:
+            asked = [module.imports_of_ours[bound]] if module.imports_of_ours[bound][1] else []
         else:
             used, asked = _names_used_by(name, bound)
             todo += [(name, used_name) for used_name in used]
             asked = [pair for other_module, part in asked for pair in _used_parts(other_module, part, whole)]
         for other_module, part in asked:
-            needs.asked.setdefault(other_module, set()).add(part)
+            needs.names_used_elsewhere.setdefault(other_module, set()).add(part)
             todo.append((other_module, part))
     return needs
 
@@ -159,19 +159,21 @@ def _module_attributes(module: ModuleSource, statement: ast.stmt) -> Iterator[tu
     """Yield the names of other modules of ours that a statement uses as module.function."""
     for node in ast.walk(statement):
         match node:
-            case ast.Attribute(value=ast.Name(id=name), attr=part) if name in module.ours and not module.ours[name][1]:
-                yield module.ours[name][0], part
+            case ast.Attribute(value=ast.Name(id=name), attr=part) if (
+                name in module.imports_of_ours and not module.imports_of_ours[name][1]
+            ):
+                yield module.imports_of_ours[name][0], part
             case ast.Call(args=arguments):
                 for argument in arguments:
-                    if isinstance(argument, ast.Name) and module.ours.get(argument.id, ("", "-"))[1] == "":
-                        yield module.ours[argument.id][0], ""
+                    if isinstance(argument, ast.Name) and module.imports_of_ours.get(argument.id, ("", "-"))[1] == "":
+                        yield module.imports_of_ours[argument.id][0], ""
 
 
 def modules_in_order(name: str, needs: NeededNames) -> Iterator[str]:
     """Yield the modules that a module uses before the module itself."""
     module = read_module_source(name)
-    for bound in sorted(needs.kept[name] & module.ours.keys()):
-        yield from modules_in_order(module.ours[bound][0], needs)
+    for bound in sorted(needs.names_by_module[name] & module.imports_of_ours.keys()):
+        yield from modules_in_order(module.imports_of_ours[bound][0], needs)
     yield name
 
 
@@ -209,7 +211,7 @@ def names_tuple_code(names: Collection[str]) -> str:
 
 def _module_as_function(name: str, needs: NeededNames) -> str:
     summary = (ast.get_docstring(read_module_source(name).tree) or "").partition("\n")[0]
-    attributes = ", ".join(f"{asked_name}={asked_name}" for asked_name in sorted(needs.asked[name]))
+    attributes = ", ".join(f"{asked_name}={asked_name}" for asked_name in sorted(needs.names_used_elsewhere[name]))
     body = f"{_kept_statements(name, needs)}\n\nreturn SimpleNamespace({attributes})"
     indented = indent(body, "    ")
     module = short_module_name(name)
@@ -218,7 +220,7 @@ def _module_as_function(name: str, needs: NeededNames) -> str:
 
 def _kept_statements(name: str, needs: NeededNames, between: int = 1) -> str:
     """Return the statements that bind the kept names, in their order, with the comments above them."""
-    module, kept = read_module_source(name), needs.kept[name]
+    module, kept = read_module_source(name), needs.names_by_module[name]
     imports: list[str] = []
     ours: list[str] = []
     parts: list[str] = []
@@ -227,10 +229,12 @@ def _kept_statements(name: str, needs: NeededNames, between: int = 1) -> str:
         bound = kept.intersection(bound_names(statement, name))
         if not bound or getattr(statement, "module", None) == "__future__":
             continue
-        if bound <= module.ours.keys():
+        if bound <= module.imports_of_ours.keys():
             # Instead of an import from a module of ours: a name in its namespace.
             targets = {
-                key: ".".join(filter(None, (short_module_name(module.ours[key][0]), module.ours[key][1])))
+                key: ".".join(
+                    filter(None, (short_module_name(module.imports_of_ours[key][0]), module.imports_of_ours[key][1]))
+                )
                 for key in bound
             }
             ours += sorted(f"{key} = {target}" for key, target in targets.items() if key != target)
@@ -343,7 +347,7 @@ class StageAnswer:
     rows: Array | None = None
     axis: int = -2
 
-    def number(self, index: Sequence[int]) -> tuple[float, float, float]:
+    def expected_element(self, index: Sequence[int]) -> tuple[float, float, float]:
         """Return for an element the exact value as float64, the largest error, and the rest of the exact value."""
         place = list(index)
         if self.rows is not None:
@@ -352,7 +356,7 @@ class StageAnswer:
         exact, allowed, rest = (float(of[tuple(place)] if isinstance(of, np.ndarray) else of) for of in numbers)
         return exact, allowed, rest
 
-    def lines(self) -> Iterator[str]:
+    def judge_arguments(self) -> Iterator[str]:
         """Write the arguments of ``judge``."""
         place: Any = ...
         if self.rows is not None:

@@ -28,7 +28,7 @@ from attncheck.execution.environment import package_version
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import function_and_keywords
 from attncheck.execution.padding import PaddedCall
-from attncheck.execution.signatures import INPUTS
+from attncheck.execution.signatures import INPUTS_BY_FUNCTION
 from attncheck.execution.worker import THREAD_VARIABLES
 from attncheck.reading.case import Case
 from attncheck.reading.lowering import Array
@@ -98,7 +98,7 @@ class Script:
     @property
     def mode(self) -> Mode:
         """The mode of the entry."""
-        return self.implementation.declared
+        return self.implementation.mode_declarations
 
     @property
     def packages(self) -> list[str]:
@@ -108,7 +108,7 @@ class Script:
         return [*packages, *["ml_dtypes"] * ("bfloat16" in self.dtypes), *["attncheck"] * is_of_family]
 
     @property
-    def words(self) -> Mapping[str, str]:
+    def docstring_fields(self) -> Mapping[str, str]:
         """The words of the script's docstring."""
         loads, count, padded = "", len(self.before), self.padding.description
         if isinstance(self.entry, UserImplementation):
@@ -125,14 +125,14 @@ class Script:
             "system": f"{platform.system()} on {platform.machine()}",
         }
 
-    def text(self, told: str) -> str:
-        """Return the script, whose docstring is ``told``."""
+    def text(self, docstring: str) -> str:
+        """Return the script, with this ``docstring``."""
         code = [*self._function_lines(), "", *self._call_lines()]
         made = "\n".join(code)
         parts = {name for name in ("judge", "load_file", "taken") if re.search(rf"\b{name}\(", made)}
         body = [*self._array_lines(), *([copy_functions(PARTS, parts), ""] if parts else []), *code]
         return (
-            "\n".join([f'r"""{_escape_docstring(told)}"""', "", *self._preamble_lines("\n".join(body)), "", *body])
+            "\n".join([f'r"""{_escape_docstring(docstring)}"""', "", *self._preamble_lines("\n".join(body)), "", *body])
             + "\n"
         )
 
@@ -162,14 +162,14 @@ class Script:
     def _array_lines(self) -> Iterator[str]:
         """Yield the arrays of every call, in the memory layout of its case."""
         if any(map(_input_layouts, self._problems_by_prefix.values())):
-            yield inline_module(_OPERATIONS, {"apply_layout"})
+            yield inline_module(_OPERATIONS, {"apply_memory_layout"})
         for prefix, problem in self._problems_by_prefix.items():
-            for name, array in self.call_of(problem).arrays.items():
+            for name, array in self.user_call_of(problem).arrays.items():
                 yield from fold_line(f"{prefix}{name} = {array_code(array)}")
             if layout := _input_layouts(problem):
                 names = [f"{prefix}{name}" for name in problem.inputs]
                 by_name = ", ".join(f"{name!r}: {prefix}{name}" for name in problem.inputs)
-                laid_out = f"{short_module_name(_OPERATIONS)}.apply_layout({{{by_name}}}, {layout!r})"
+                laid_out = f"{short_module_name(_OPERATIONS)}.apply_memory_layout({{{by_name}}}, {layout!r})"
                 yield from fold_line(f"{', '.join(names)} = {laid_out}.values()")
         yield ""
 
@@ -218,14 +218,14 @@ class Script:
         yield "EXPECTED = {"
         for stage, expected in self.expected.items():
             yield f'    "{stage}": dict('
-            yield from (f"        {line}" for lines in expected.lines() for line in fold_line(lines, 92))
+            yield from (f"        {line}" for lines in expected.judge_arguments() for line in fold_line(lines, 92))
             yield "    ),"
         yield "}"
         yield "is_wrong = False"
         yield "for stage in [stage for stage in EXPECTED if stage in returned]:"
         yield "    array = backend.to_numpy(returned[stage])"
         yield "    if stage in KEPT:"
-        yield "        array, fault = cut(array, KEPT[stage])"
+        yield "        array, fault = strip_padding(array, KEPT[stage])"
         yield '        faults += [f"{stage} {fault}"] if fault else []'
         yield "    is_wrong |= not judge(stage, array, **EXPECTED[stage])"
         yield 'print(*faults, sep="\\n")'
@@ -233,17 +233,17 @@ class Script:
 
     def _padding_removal_lines(self) -> Iterator[str]:
         """Yield code that removes the padding from results."""
-        if self.padding.kept:
+        if self.padding.kept_elements:
             yield f"\n# The call is padded with {self.padding.description}: it is made with what the function requires."
-            yield copy_functions(_OPERATIONS, {"KeptElements", "cut"}) + "\n"
+            yield copy_functions(_OPERATIONS, {"KeptElements", "strip_padding"}) + "\n"
         yield "KEPT = {"
-        for stage, kept in self.padding.kept.items():
-            yield f'    "{stage}": KeptElements({kept.shape}, {dict(kept.positions)}, {kept.zeros}),'
+        for stage, kept in self.padding.kept_elements.items():
+            yield f'    "{stage}": KeptElements({kept.shape}, {dict(kept.positions)}, {kept.axes_with_zero_padding}),'
         yield "}"
 
     def _call_code(self, problem: Problem, prefix: str = "") -> str:
         """Return a call as code."""
-        call, function = self.call_of(problem), self._function_code(_function_name(problem))
+        call, function = self.user_call_of(problem), self._function_code(_function_name(problem))
         conventions = {name: call.named[name] for name in sorted(CONVENTIONS & call.named.keys())}
         named = {name: value for name, value in call.named.items() if name not in conventions}
         arguments = [self._argument_code(f"{prefix}{name}", value) for name, value in call.positional.items()]
@@ -251,12 +251,12 @@ class Script:
         arguments += [f"**taken({function}, {conventions!r})"] if conventions else []
         return f"{function}({', '.join(arguments)})"
 
-    def call_of(self, problem: Problem) -> UserCall:
+    def user_call_of(self, problem: Problem) -> UserCall:
         """Return the call of a problem as it is passed; a user's function takes some inputs by position."""
         name, options = function_and_keywords(problem.operation, problem.options)
         by_position: tuple[str, ...] = ()
         if isinstance(self.entry, UserImplementation):
-            by_position, options = INPUTS[name], _keywords_for_call(self.entry, problem, options)
+            by_position, options = INPUTS_BY_FUNCTION[name], _keywords_for_call(self.entry, problem, options)
         positional = {key: problem.inputs[key] for key in by_position if key in problem.inputs}
         named = {key: array for key, array in problem.inputs.items() if key not in by_position}
         return UserCall(positional, {**named, **options})
@@ -265,7 +265,7 @@ class Script:
         """Return the called function: the target's one with the contract's name, or the target itself."""
         if not isinstance(self.entry, UserImplementation):
             return f"backend.{name}"
-        function = self.entry.function if self.entry.function in INPUTS else "attention"
+        function = self.entry.function if self.entry.function in INPUTS_BY_FUNCTION else "attention"
         if self.entry.target.attribute and name == function and not self.entry.signature:
             return f'getattr(kernel, "{name}", kernel)'
         return f"kernel.{name}"
@@ -295,9 +295,9 @@ def _shadows_standard_module(entry: UserImplementation) -> bool:
 
 
 def _framework_code(implementation: Implementation, names: set[str]) -> Iterator[str]:
-    mode = implementation.declared
+    mode = implementation.mode_declarations
     whole = {*_SERVICES, *names}
-    module, _, function = mode.call.partition(":") if isinstance(mode, Library) else ("", "", "")
+    module, _, function = mode.function_path.partition(":") if isinstance(mode, Library) else ("", "", "")
     # Code of ours that is called like a library is copied, not imported.
     ours = {function} if module.startswith(_OUR_PREFIX) else set()
     wanted = {*_CONVERSIONS, *names} if mode.attribute is None else {mode.attribute}
@@ -309,10 +309,11 @@ def _framework_code(implementation: Implementation, names: set[str]) -> Iterator
     yield from _device_code(implementation.entry.name, mode.device)
     if isinstance(mode, Library):
         yield "\n\n" + inline_module(_CALLS, {"library_functions", "Family"})
-        family = {member.name: getattr(mode.called_as, member.name) for member in fields(Family)}
+        family = {member.name: getattr(mode.adapted_family, member.name) for member in fields(Family)}
         words = ", ".join(f"{name}={value!r}" for name, value in family.items())
         yield f"family = family_calls.Family({words})"
-        called = f"{mode.call!r}, family, backend, {dict(mode.given)!r}, has_gradients={mode.has_gradients}"
+        fixed = dict(mode.fixed_arguments)
+        called = f"{mode.function_path!r}, family, backend, {fixed!r}, has_gradients={mode.has_gradients}"
         yield f"functions = family_calls.library_functions({called})"
         services = ", ".join(f"{name}=backend.{name}" for name in _CONVERSIONS)
         yield f"backend = SimpleNamespace({services}, **functions)"
@@ -371,7 +372,7 @@ def import_code(module: str, path: str) -> tuple[str, ...]:
 def _keywords_for_call(entry: UserImplementation, problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a call's options, and required keywords of the function."""
     name, _ = function_and_keywords(problem.operation, problem.options)
-    required = entry.required.get(name, {})
+    required = entry.required_keywords.get(name, {})
     keywords = {keyword: value for keyword, value in required.items() if keyword not in {**problem.inputs, **options}}
     keywords |= options
     if keywords.get("scale", 0) is None:

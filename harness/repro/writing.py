@@ -30,7 +30,7 @@ from attncheck.execution.call import START_SECONDS, CallTimeout, Limits, RemoteE
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import function_and_keywords
 from attncheck.execution.padding import pad_call_or_raise
-from attncheck.execution.signatures import INPUTS
+from attncheck.execution.signatures import INPUTS_BY_FUNCTION
 from attncheck.execution.worker import redirect_output
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.reading.case import Case, make_case_record
@@ -107,9 +107,11 @@ def repro_script(
     about = {"name": implementation.name, "dtype": dtype, "case": case.name, "command": command}
     if element and not before:
         told = f"{_SHORT_DOCSTRING.format(**about)}{element}\n"
-        if text := ShortScript.finding(script, judgements, told):
+        if text := ShortScript.make_if_reproducing(script, judgements, told):
             return text
-    return script.text(f"{_DOCSTRING.format(**about, **script.words, rounding_model=rounding_model)}\n{story}\n")
+    return script.text(
+        f"{_DOCSTRING.format(**about, **script.docstring_fields, rounding_model=rounding_model)}\n{story}\n"
+    )
 
 
 def problems_before(before: Sequence[tuple[Case, str]]) -> list[Problem]:
@@ -129,8 +131,8 @@ class _ArrayCode(NamedTuple):
     """Code for a framework's arrays: its import, conversions from NumPy, also in bfloat16, and back."""
 
     imports: str
-    to: str
-    back: str
+    to_framework: str
+    to_numpy: str
     to_bfloat16: str = ""
 
 
@@ -165,7 +167,7 @@ class _NoShortFormError(Exception):
     """A case has no short script."""
 
 
-def _reproduces(text: str, told: str, *, is_number: bool, is_wrong: bool) -> bool:
+def _script_reproduces(text: str, told: str, *, is_number: bool, is_wrong: bool) -> bool:
     """Run a script; return whether its outcome is that of the harness."""
     with TemporaryDirectory(prefix="attncheck", ignore_cleanup_errors=True) as folder:
         path = Path(folder) / "report.py"
@@ -197,7 +199,7 @@ class ShortScript(Script):
     """The judgement that it repeats: of a number, if there is one; None if nothing was returned."""
 
     @classmethod
-    def finding(cls, script: Script, judgements: Sequence[StageJudgement], told: str) -> str:
+    def make_if_reproducing(cls, script: Script, judgements: Sequence[StageJudgement], told: str) -> str:
         """Return a script of at most ``MAX_LINES`` lines that shows the failure; empty if there is none."""
         short = cls(**vars(script))
         if short.case.memory_layout or short.case.merged or short.mode.device:
@@ -206,18 +208,22 @@ class ShortScript(Script):
             return ""
         failing = [judgement for judgement in judgements if judgement.verdict.exit_code]
         try:
-            short = replace(short, element=short.judged(failing or judgements[-1:]))
+            short = replace(short, element=short.choose_judgement(failing or judgements[-1:]))
             text = short.text(told)
         except _NoShortFormError:
             return ""
         is_wrong, fits = bool(failing) or not judgements, len(text.splitlines()) <= MAX_LINES
-        return text if fits and _reproduces(text, told, is_number=short.element is not None, is_wrong=is_wrong) else ""
+        return (
+            text
+            if fits and _script_reproduces(text, told, is_number=short.element is not None, is_wrong=is_wrong)
+            else ""
+        )
 
     @property
     def family(self) -> Family | None:
         """The family whose signature the function has, if any."""
         if isinstance(self.mode, Library):
-            return self.mode.called_as
+            return self.mode.adapted_family
         signature = self.entry.signature if isinstance(self.entry, UserImplementation) else ""
         return FAMILIES[signature] if signature else None
 
@@ -232,12 +238,12 @@ class ShortScript(Script):
     def loads_by_name(self) -> bool:
         """True if the function has a name in a module that is not ours."""
         if isinstance(self.mode, Library):
-            return not self.mode.call.startswith("attncheck.")
+            return not self.mode.function_path.startswith("attncheck.")
         assert isinstance(self.entry, UserImplementation), "another mode has no framework here"
         target = self.entry.target
         return bool(target.attribute) and not (target.pickled or target.program)
 
-    def judged(self, candidates: Sequence[StageJudgement]) -> StageJudgement | None:
+    def choose_judgement(self, candidates: Sequence[StageJudgement]) -> StageJudgement | None:
         """Return the judgement that the script repeats: of a number, if there is one; None if nothing was returned."""
         if not candidates:
             return None
@@ -253,7 +259,7 @@ class ShortScript(Script):
 
     def _function_lines(self) -> Iterator[str]:
         if isinstance(self.mode, Library):
-            module, _, path = self.mode.call.partition(":")
+            module, _, path = self.mode.function_path.partition(":")
             yield from import_code(module, path)
         else:
             assert isinstance(self.entry, UserImplementation), "another mode has no framework here"
@@ -275,10 +281,10 @@ class ShortScript(Script):
             yield "elif isinstance(returned, (tuple, list)):"
             yield f"    returned = returned[{0 if self.family is not None else names.index(stage)}]"
         index = self.element.index or (0,) * len(self.case.stage_shapes[stage])
-        exact, allowed, rest = self.expected[stage].number(index)
+        exact, allowed, rest = self.expected[stage].expected_element(index)
         place, shape = self._place_in_result(stage, index)
         label = f"{stage}[{', '.join(map(str, index))}]"
-        yield f"computed = {_ARRAY_CODE[self.framework].back.format(array='returned')}.astype(np.float64)"
+        yield f"computed = {_ARRAY_CODE[self.framework].to_numpy.format(array='returned')}.astype(np.float64)"
         yield f"if computed.shape != {shape}:"
         yield f'    print("{stage} is WRONG: it has shape", computed.shape, "and not", {shape})'
         yield "    sys.exit(1)"
@@ -296,17 +302,17 @@ class ShortScript(Script):
 
     def _tensor_code(self, name: str, array: Array) -> str:
         written = _ARRAY_CODE[self.framework]
-        form = (written.to_bfloat16 if array.dtype.name == "bfloat16" else "") or written.to
+        form = (written.to_bfloat16 if array.dtype.name == "bfloat16" else "") or written.to_framework
         return form.format(array=name, of_framework=f"mx.{array.dtype.name.replace('bool', 'bool_')}")
 
-    def call_of(self, problem: Problem) -> UserCall:
+    def user_call_of(self, problem: Problem) -> UserCall:
         """Return the call as it is passed; if there are several, that of the element's batch entry."""
         return self._recorded_call
 
     @cached_property
     def _recorded_call(self) -> UserCall:
         if self.family is None:
-            return super().call_of(self.padding.problem)
+            return super().user_call_of(self.padding.problem)
         index = (self.element and self.element.index) or (0,)
         number = index[0] if self.family.layout == "LHD" else 0
         with TemporaryDirectory(prefix="attncheck", ignore_cleanup_errors=True) as folder:
@@ -317,12 +323,14 @@ class ShortScript(Script):
             except (CallTimeout, RemoteError, WorkerDied):
                 raise _NoShortFormError from None
             finally:
-                worker.end()
-        return replace(call, named={**call.named, **(self.mode.given if isinstance(self.mode, Library) else {})})
+                worker.kill()
+        return replace(
+            call, named={**call.named, **(self.mode.fixed_arguments if isinstance(self.mode, Library) else {})}
+        )
 
     def _place_in_result(self, stage: str, index: Sequence[int]) -> tuple[Sequence[int], tuple[int, ...]]:
         """Return the index of a stage's element in the returned array, and the shape of that array."""
-        place, kept = list(index), self.padding.kept.get(stage)
+        place, kept = list(index), self.padding.kept_elements.get(stage)
         shape = list(self.case.stage_shapes[stage] if kept is None else kept.shape)
         for axis, positions in ({} if kept is None else kept.positions).items():
             place[axis] = positions[index[axis]]
@@ -348,19 +356,21 @@ def record_call(entry: Any, mode: Mode, family: Family, problem: Problem, number
     from attncheck.backends.family_calls import FamilyFunction, import_owner
     from attncheck.execution.user_call import load_target
 
-    function = getattr(*import_owner(mode.call)) if isinstance(mode, Library) else load_target(entry.target)
+    function = getattr(*import_owner(mode.function_path)) if isinstance(mode, Library) else load_target(entry.target)
     notes: list[UserCall] = []
     name, options = function_and_keywords(problem.operation, problem.options)
 
     @wraps(function)
-    def stand_in(*arguments: Any, **named: Any) -> Any:
-        inputs = [*["module"] * family.module, *INPUTS[name]]
+    def record_arguments(*arguments: Any, **named: Any) -> Any:
+        inputs = [*["module"] * family.module, *INPUTS_BY_FUNCTION[name]]
         notes.append(UserCall(dict(zip(inputs, arguments, strict=False)), named))
         if len(notes) > number:
             raise _CallRecorded
         return np.zeros((*arguments[-3].shape[:-1], arguments[-1].shape[-1]), arguments[-1].dtype)
 
-    family_function = FamilyFunction.of(stand_in, family, SimpleNamespace(from_numpy=np.asarray, to_numpy=np.asarray))
+    family_function = FamilyFunction.from_function(
+        record_arguments, family, SimpleNamespace(from_numpy=np.asarray, to_numpy=np.asarray)
+    )
     try:
         family_function.as_contract(name, getattr(family_function, name))(**problem.inputs, **options)
     except _CallRecorded:
@@ -432,7 +442,7 @@ def _interleave_implementations(evaluations: Sequence[Evaluation]) -> list[Evalu
 
 
 def _write_script(path: Path, text: str) -> str:
-    with OutputError.where(path):
+    with OutputError.convert_os_errors(path):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="replace")
     return path.name

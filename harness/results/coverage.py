@@ -28,13 +28,13 @@ class MinimumJudged:
     is_share: bool
 
     @classmethod
-    def of(cls, text: str | int, where: str) -> MinimumJudged:
+    def parse(cls, text: str | int, where: str) -> MinimumJudged:
         """Read 20 or 80%. Raises ``UsageError``, whose message begins with ``where``, the option or field.
 
         Example:
-            >>> MinimumJudged.of("80%", "min_judged").is_reached(judged=79, asked=100)
+            >>> MinimumJudged.parse("80%", "min_judged").is_reached(judged=79, asked=100)
             False
-            >>> MinimumJudged.of(20, "min_judged").is_reached(judged=20, asked=100)
+            >>> MinimumJudged.parse(20, "min_judged").is_reached(judged=20, asked=100)
             True
         """
         match = MINIMUM_PATTERN.fullmatch(str(text).strip()) if not isinstance(text, bool) else None
@@ -59,18 +59,19 @@ and the problems of a search."""
 class EarlyStop:
     """The early end of a run after some failing cases.
 
-    ``not_run`` counts the cases that were not judged in any dtype, ``in_part`` those that ran only in some dtypes.
+    ``not_run`` counts the cases that were not judged in any dtype, ``in_part`` those that ran only in some
+    dtypes.
     """
 
     failing: int
     not_run: int
     in_part: int = 0
 
-    def of(self, cases: int) -> str:
+    def describe(self, cases: int) -> str:
         """Describe the stop, of a run of so many cases.
 
         Example:
-            >>> EarlyStop(failing=1, not_run=7).of(40)
+            >>> EarlyStop(failing=1, not_run=7).describe(40)
             'the run was stopped after 1 failing case: 7 of 40 cases were not run'
         """
         in_part = f", and {self.in_part:,} not in all of its dtypes" if self.in_part else ""
@@ -85,32 +86,35 @@ class EarlyStop:
 class RequestedRun:
     """The request of a run: how many cases, which implementations by name, and how many it has to judge at least.
 
-    ``picked`` are the values of ``PICKED`` that narrowed the cases. ``stopped`` is set if the run ended early. ``own``
-    are users' implementations, ``conventions`` their declarations by name, ``widens`` declarations that would let them
-    be judged in more cases, and ``alike`` functions of their frameworks that are known to fail as they do.
-    ``confirmed`` are the features of failing cases that further problems confirmed.
+    ``case_selection`` are the values of ``PICKED`` that narrowed the cases. ``stopped`` is set if the run ended early.
+    ``user_implementations`` are users' implementations, ``conventions`` their declarations by name,
+    ``suggested_declarations`` declarations that would let them be judged in more cases, and ``similar_known_failures``
+    functions of their frameworks that are known to fail as they do. ``confirmed_features`` are the features of failing
+    cases that further problems confirmed.
     """
 
     cases: int
-    by_name: tuple[str, ...] = ()
-    minimum: MinimumJudged | None = None
-    picked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    requested_by_name: tuple[str, ...] = ()
+    minimum_judged: MinimumJudged | None = None
+    case_selection: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stopped: EarlyStop | None = None
-    own: tuple[str, ...] = ()
-    widens: Mapping[str, str] = field(default_factory=dict)
+    user_implementations: tuple[str, ...] = ()
+    suggested_declarations: Mapping[str, str] = field(default_factory=dict)
     conventions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    alike: Mapping[str, str] = field(default_factory=dict)
-    confirmed: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    similar_known_failures: Mapping[str, str] = field(default_factory=dict)
+    confirmed_features: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, environment: Mapping[str, Any], cases: int, stopped: EarlyStop | None = None) -> RequestedRun:
+    def from_environment(
+        cls, environment: Mapping[str, Any], cases: int, stopped: EarlyStop | None = None
+    ) -> RequestedRun:
         """Read the request of a run from environment.json."""
         asked = environment.get("asked", {})
         minimum = asked.get("min_judged")
         return cls(
             cases,
             tuple(asked.get("by_name", ())),
-            None if minimum is None else MinimumJudged.of(minimum, "min_judged"),
+            None if minimum is None else MinimumJudged.parse(minimum, "min_judged"),
             {name: tuple(asked[name]) for name in SELECTING_OPTIONS if asked.get(name)},
             stopped,
             tuple(asked.get("own", ())),
@@ -126,7 +130,12 @@ class RequestedRun:
         False if the user gave a minimum, which then decides.
         """
         offered = self.cases - not_offered
-        return name in self.own and self.minimum is None and self.stopped is None and 0 < judged < offered / 10
+        return (
+            name in self.user_implementations
+            and self.minimum_judged is None
+            and self.stopped is None
+            and 0 < judged < offered / 10
+        )
 
 
 def is_judged(row: Row) -> bool:
@@ -146,36 +155,38 @@ def is_function_or_dtype_missing(lacks: str) -> bool:
     return is_function_missing(lacks) or lacks in DTYPES
 
 
-def shortfall_sentences(judged: Mapping[str, int], asked: RequestedRun, not_offered: Mapping[str, int]) -> list[str]:
+def shortfall_sentences(judged: Mapping[str, int], request: RequestedRun, not_offered: Mapping[str, int]) -> list[str]:
     """Describe every shortfall of a run; ``judged`` counts the cases of each implementation.
 
     The run as a whole, and an implementation that was requested by name, have to be judged in at least one case. The
-    minimum, if there is one, applies to every implementation, as a share of the cases that it offers: ``not_offered``
-    counts the cases of other operations, and those only in other dtypes. A run that was stopped has only that line.
+    minimum, if there is one, applies to every implementation, as a share of the cases that it offers:
+    ``not_offered`` counts the cases of other operations, and those only in other dtypes. A run that was
+    stopped has only that line.
     """
-    if asked.stopped is not None:
-        return [asked.stopped.of(asked.cases)]
-    if not judged or not asked.cases:
+    if request.stopped is not None:
+        return [request.stopped.describe(request.cases)]
+    if not judged or not request.cases:
         return []
     if not any(judged.values()):
-        return [f"no implementation was judged in {_requested_cases_text(asked)}"]
+        return [f"no implementation was judged in {_requested_cases_text(request)}"]
     absent = {name: not_offered.get(name, 0) for name in judged}
-    return [line for name, count in judged.items() if (line := _shortfall_sentence(name, count, asked, absent[name]))]
+    return [line for name, count in judged.items() if (line := _shortfall_sentence(name, count, request, absent[name]))]
 
 
-def _shortfall_sentence(name: str, judged: int, asked: RequestedRun, not_offered: int) -> str:
-    minimum = asked.minimum
-    offered = (asked.cases - not_offered) or asked.cases
+def _shortfall_sentence(name: str, judged: int, request: RequestedRun, not_offered: int) -> str:
+    minimum = request.minimum_judged
+    offered = (request.cases - not_offered) or request.cases
     if minimum is not None and not minimum.is_reached(judged, offered):
-        of = f"{offered:,} cases" if offered == asked.cases else f"the {offered:,} cases of what it offers"
+        of = f"{offered:,} cases" if offered == request.cases else f"the {offered:,} cases of what it offers"
         return f"{name} was judged in {judged:,} of {of}; at least {minimum} have to be (min_judged)"
-    if asked.is_hardly_judged(name, judged, not_offered):
+    if request.is_hardly_judged(name, judged, not_offered):
         few = f"{name} was judged in {judged:,} of {offered:,} cases of what it offers, less than a tenth"
-        return f"{few} (--min-judged {judged} accepts that){f'; {asked.widens[name]}' if name in asked.widens else ''}"
-    if not judged and name in asked.by_name:
-        return f"{name} was asked for by name and not judged in {_requested_cases_text(asked)}"
+        advice = f"; {request.suggested_declarations[name]}" if name in request.suggested_declarations else ""
+        return f"{few} (--min-judged {judged} accepts that){advice}"
+    if not judged and name in request.requested_by_name:
+        return f"{name} was asked for by name and not judged in {_requested_cases_text(request)}"
     return ""
 
 
-def _requested_cases_text(asked: RequestedRun) -> str:
-    return "the only case" if asked.cases == 1 else f"any of the {asked.cases:,} cases"
+def _requested_cases_text(request: RequestedRun) -> str:
+    return "the only case" if request.cases == 1 else f"any of the {request.cases:,} cases"

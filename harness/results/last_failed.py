@@ -79,12 +79,12 @@ def is_case_failure(row: Row) -> bool:
 class LastFailures:
     """The failed evaluations of a folder, and the cases that the run in it was narrowed to, if it was."""
 
-    evaluations: frozenset[Evaluation] = frozenset()
-    selected: frozenset[CaseInDtype] | None = None
+    failed_evaluations: frozenset[Evaluation] = frozenset()
+    selected_units: frozenset[CaseInDtype] | None = None
 
-    def units(self, implementations: Collection[str]) -> frozenset[CaseInDtype]:
+    def failed_units(self, implementations: Collection[str]) -> frozenset[CaseInDtype]:
         """Return the cases, each with a dtype, that failed on any of these implementations."""
-        return frozenset((case, dtype) for case, dtype, name in self.evaluations if name in implementations)
+        return frozenset((case, dtype) for case, dtype, name in self.failed_evaluations if name in implementations)
 
 
 def read_last_failures(directory: Path) -> LastFailures | None:
@@ -105,32 +105,34 @@ def read_last_failures(directory: Path) -> LastFailures | None:
 class FailedRecord:
     """The failures before a run, updated during the run; ``note`` takes the rows of whole evaluations."""
 
-    earlier: set[Evaluation] = field(default_factory=set)
-    now: set[Evaluation] = field(default_factory=set)
-    selected: Collection[CaseInDtype] | None = None
+    earlier_failures: set[Evaluation] = field(default_factory=set)
+    new_failures: set[Evaluation] = field(default_factory=set)
+    selected_units: Collection[CaseInDtype] | None = None
 
     @classmethod
-    def start(cls, directory: Path, selected: Collection[CaseInDtype] | None) -> FailedRecord:
+    def from_folder(cls, directory: Path, selected: Collection[CaseInDtype] | None) -> FailedRecord:
         """Begin with the earlier failures in a folder; a damaged file is ignored and overwritten."""
         try:
             before = read_last_failures(directory)
         except ResultsError:
             before = None
-        return cls(set(before.evaluations) if before else set(), selected=selected)
+        return cls(set(before.failed_evaluations) if before else set(), selected_units=selected)
 
-    def note(self, rows: Sequence[Row]) -> list[FailedEvaluation]:
+    def record(self, rows: Sequence[Row]) -> list[FailedEvaluation]:
         """Replace the records of evaluations; return those that fail."""
-        if self.earlier:
+        if self.earlier_failures:
             for row in rows:
-                self.earlier.difference_update((row.case, row.dtype, name) for name in (row.implementation, row.other))
+                self.earlier_failures.difference_update(
+                    (row.case, row.dtype, name) for name in (row.implementation, row.other)
+                )
         failed = failed_evaluations(rows)
-        self.now.update(evaluation.key for evaluation in failed)
+        self.new_failures.update(evaluation.key for evaluation in failed)
         return failed
 
     def as_record(self) -> Mapping[str, Any]:
         """Return the content of failed.json."""
-        selected = {} if self.selected is None else {"selected": sorted(self.selected)}
-        return {"failed": sorted(self.earlier | self.now), **selected}
+        selected = {} if self.selected_units is None else {"selected": sorted(self.selected_units)}
+        return {"failed": sorted(self.earlier_failures | self.new_failures), **selected}
 
 
 @dataclass
@@ -140,45 +142,45 @@ class FailureLimit:
     record: FailedRecord
     max_failures: int | None = None
     on_failure: Callable[[FailedEvaluation], None] = lambda failed: None
-    failing: set[str] = field(default_factory=set)
+    failing_cases: set[str] = field(default_factory=set)
     """The cases that failed in this run."""
-    judged: set[CaseInDtype] = field(default_factory=set)
+    judged_units: set[CaseInDtype] = field(default_factory=set)
     """The cases and dtypes that this run judged; recorded only if the run may be stopped."""
 
-    def see(self, rows: Sequence[Row]) -> bool:
+    def record_rows(self, rows: Sequence[Row]) -> bool:
         """Record the rows of a case in a dtype; return whether the run has to stop."""
-        for failed in self.record.note(rows):
-            self.failing.add(failed.case)
+        for failed in self.record.record(rows):
+            self.failing_cases.add(failed.case)
             self.on_failure(failed)
         if self.max_failures is None:
             return False
-        self.judged.update((row.case, row.dtype) for row in rows[:1])
-        return len(self.failing) >= self.max_failures
+        self.judged_units.update((row.case, row.dtype) for row in rows[:1])
+        return len(self.failing_cases) >= self.max_failures
 
-    def stop(self, planned: Iterable[CaseInDtype], finished: Collection[CaseInDtype]) -> EarlyStop | None:
+    def early_stop(self, planned: Iterable[CaseInDtype], finished: Collection[CaseInDtype]) -> EarlyStop | None:
         """Return the stop of the run if it did not judge all ``planned`` cases and dtypes; None if it did.
 
         ``finished`` are those that an earlier part of the run judged.
         """
-        if self.max_failures is None or len(self.failing) < self.max_failures:
+        if self.max_failures is None or len(self.failing_cases) < self.max_failures:
             return None
         missing, begun = set[str](), set[str]()
         for case, dtype in planned:
-            done = (case, dtype) in self.judged or (case, dtype) in finished
+            done = (case, dtype) in self.judged_units or (case, dtype) in finished
             (begun if done else missing).add(case)
-        return EarlyStop(len(self.failing), len(missing - begun), len(missing & begun)) if missing else None
+        return EarlyStop(len(self.failing_cases), len(missing - begun), len(missing & begun)) if missing else None
 
 
 @dataclass(frozen=True)
 class Subset:
-    """The cases to run, in order; ``only`` are the failed ones, each with a dtype, if only they run.
+    """The cases to run, in order; ``failed_units`` are the failed ones, each with a dtype, if only they run.
 
     ``note`` describes the selection for people.
     """
 
     cases: Sequence[Case]
-    only: frozenset[CaseInDtype] | None
-    note: str
+    failed_units: frozenset[CaseInDtype] | None
+    description: str
 
 
 def select_failed(
@@ -200,10 +202,10 @@ def select_failed(
     failed, reason = _read_failures_or_reason(directory)
     if failed is None:
         raise UsageError(f"--failed: {reason}; check without --failed first")
-    wanted = failed.selected if resume else failed.units(implementations)
+    wanted = failed.selected_units if resume else failed.failed_units(implementations)
     if wanted is None:
         return Subset(cases, None, f"the run in {directory} was of everything that was selected, and goes on")
-    only = _select_declared(wanted, cases, dtypes)
+    only = _keep_declared_units(wanted, cases, dtypes)
     kept = {case for case, _ in only}
     # Only the summary of a complete run names the implementations that were judged.
     judged = (read_json(directory / "summary.json") or {}).get("implementations", ()) if not kept else ()
@@ -223,7 +225,7 @@ def order_failed_first(
     failed, reason = _read_failures_or_reason(directory)
     if failed is None:
         return Subset(cases, None, f"{reason}: the cases run in their order")
-    ahead = {case for case, _ in _select_declared(failed.units(implementations), cases, dtypes)}
+    ahead = {case for case, _ in _keep_declared_units(failed.failed_units(implementations), cases, dtypes)}
     if not ahead:
         return Subset(cases, None, f"nothing selected failed last time in {directory}: the cases run in their order")
     order = sorted(range(len(cases)), key=lambda number: cases[number].id not in ahead)  # stable
@@ -246,7 +248,7 @@ def _read_failures_or_reason(directory: Path) -> tuple[LastFailures | None, str]
     return failed, "" if failed else f"there are no earlier results in {directory}"
 
 
-def _select_declared(
+def _keep_declared_units(
     units: Collection[CaseInDtype], cases: Sequence[Case], dtypes: Collection[str]
 ) -> frozenset[CaseInDtype]:
     """Keep the units that these cases declare, in these dtypes."""
@@ -261,15 +263,15 @@ class CheckRecord:
 
     directory: Path
     cases: CaseRecords
-    again: Mapping[str, list[str]]
-    written: float
+    command_words: Mapping[str, list[str]]
+    written_at: float
 
-    def address(self, identity: str) -> str | None:
+    def case_address(self, identity: str) -> str | None:
         """Return the address of a case of the check for a command; None if it had no case with that id."""
         record = self.cases.get(identity)
         return None if record is None else format_case_address(identity, record.get("path", ""))
 
-    def asked(self, implementation: str) -> dict[CaseInDtype, str]:
+    def outcomes_of_calls(self, implementation: str) -> dict[CaseInDtype, str]:
         """Return the first failure of every call, in the plan's order; empty text if nothing is wrong."""
         table, _ = read_rows(self.directory)
         kept = (table["implementation"].array == implementation) & (table["comparison"].array == "stage")

@@ -135,7 +135,7 @@ def remove_units(directory: Path, column: str, value: str) -> None:
 def read_rows_part(path: Path, known: Mapping[str, Sequence[str]] = _KNOWN_WORDS) -> RowTable:
     """Read a part of rows, whose columns of words have only ``known`` ones. Raises ``UNREADABLE_ERRORS``."""
     with TableFile(path, _MAX_BYTES["rows"], _MAX_ROWS) as file:
-        table = _sanitize_texts(file.table(ROW_SCHEMA))
+        table = _sanitize_texts(file.read_columns(ROW_SCHEMA))
     for name, words in known.items():
         if odd := sorted(set(table[name].array.tolist()) - set(map(str, words))):
             raise DamagedError(f"it has the {name} {odd[0]!r}, which this version does not know")
@@ -166,12 +166,12 @@ def _sanitize_texts(table: RowTable) -> RowTable:
 def _check_numbers(table: RowTable) -> None:
     """Raise ``DamagedError`` for rows with impossible counts, or without a number that belongs to another."""
     for name in _COUNT_COLUMNS:
-        counts = table[name].present
+        counts = table[name].present_values
         if not ((counts >= 0) & (counts <= _MAX_COUNT)).all():
             raise DamagedError(f"its {name} are no whole numbers of at least 0")
-    if (table["judged_rows"].missing != table["query_rows"].missing).any():
+    if (table["judged_rows"].is_missing != table["query_rows"].is_missing).any():
         raise DamagedError("it has judged_rows without query_rows, or query_rows without judged_rows")
-    units = table["half_unit"].present
+    units = table["half_unit"].present_values
     units = units[~np.isnan(units)]
     if not ((units >= 0) & (units <= np.finfo(np.float64).max / 2)).all():  # a whole unit is a number too
         raise DamagedError("its half_unit is no positive number")
@@ -202,7 +202,7 @@ class ArrayParts:
         """Return the (case, dtype) that have arrays, in the order of their parts."""
         return list(self._locations_and_notes[0])
 
-    def of(self, case: str, dtype: str) -> dict[tuple[str, str], NDArray[Any]]:
+    def arrays_of(self, case: str, dtype: str) -> dict[tuple[str, str], NDArray[Any]]:
         """Return the arrays of one case in one dtype, by implementation and stage; they are read-only.
 
         Raises ``ResultsError`` if a part cannot be read.
@@ -234,8 +234,8 @@ class ArrayParts:
         if (path, group) not in self._groups:
             try:
                 with TableFile(path, _MAX_BYTES["arrays"], _MAX_ROWS) as file:
-                    table = _sanitize_texts(file.table(ARRAY_SCHEMA, _MAX_KEY_BYTES))
-                    data = file.block(group)
+                    table = _sanitize_texts(file.read_columns(ARRAY_SCHEMA, _MAX_KEY_BYTES))
+                    data = file.read_block(group)
                 self._groups[path, group] = [
                     {
                         **row,
@@ -258,7 +258,7 @@ _Records = Sequence[Mapping[str, Any]]
 def _iterate_locations(path: Path) -> Iterator[tuple[tuple[str, str], _ArrayLocation]]:
     """Read only the cases and dtypes of a part's arrays."""
     with TableFile(path, _MAX_KEY_BYTES, _MAX_ROWS) as file:
-        table = _sanitize_texts(file.table({name: ARRAY_SCHEMA[name] for name in ("case", "dtype", "block")}))
+        table = _sanitize_texts(file.read_columns({name: ARRAY_SCHEMA[name] for name in ("case", "dtype", "block")}))
     blocks = table["block"].array.tolist()
     for block, rows in groupby(zip(blocks, table.units(), strict=True), lambda row: row[0]):
         start = 0

@@ -202,5 +202,5 @@ def read_arrays(directory: Path) -> dict[ArrayKey, NDArray[Any]]:
     return {
         (case, dtype, name, stage): array
         for case, dtype in parts.units()
-        for (name, stage), array in parts.of(case, dtype).items()
+        for (name, stage), array in parts.arrays_of(case, dtype).items()
     }

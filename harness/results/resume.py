@@ -42,13 +42,13 @@ _ROWS_AT_ONCE = 1000
 class ResumeState:
     """The rows that an earlier run judged, as they are on disk.
 
-    ``names`` are its label, its command and its start, which are kept; ``backends`` are the descriptions of its
-    workers. ``is_empty`` if there was no earlier run.
+    ``kept_environment`` are its label, its command and its start, which are kept; ``backend_descriptions`` are the
+    descriptions of its workers. ``is_empty`` if there was no earlier run.
     """
 
     table: RowTable = field(default_factory=lambda: concatenate_tables([], ROW_SCHEMA))
-    names: Mapping[str, str] = field(default_factory=dict)
-    backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    kept_environment: Mapping[str, str] = field(default_factory=dict)
+    backend_descriptions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     is_empty: bool = True
 
     @classmethod
@@ -57,7 +57,7 @@ class ResumeState:
         return cls()
 
     @property
-    def finished(self) -> frozenset[tuple[str, str]]:
+    def finished_units(self) -> frozenset[tuple[str, str]]:
         """The finished (case, dtype): all rows of one are written together."""
         return frozenset(self.table.units())
 
@@ -77,8 +77,8 @@ def read_resume_state(
     """Read the state of an earlier run of the same plan; it is empty if there is no directory, or an empty one.
 
     It is also empty if a run was killed before it wrote its cases, or while it replaced another one. With ``untried``,
-    cases that were left untried run again, and with ``left_out`` cases that an implementation did not run by default:
-    all rows of such a case and dtype are removed.
+    cases that were left untried run again, and with ``left_out`` cases that an implementation did not run by
+    default: all rows of such a case and dtype are removed.
 
     Parts that cannot be read are removed, and computed again. Raises ``UsageError`` if the earlier run was another one,
     and ``ResultsError`` if the directory contains anything else.
@@ -160,7 +160,7 @@ def replace_rows(directory: Path, changed: Mapping[RowKey, Row]) -> None:
     """Rewrite changed rows in the parts on disk; a part is renamed into place when it is complete."""
     changed = {identity: row for identity, row in changed.items() if row_key(row) != identity}
     for path in list_row_parts(directory) if changed else ():
-        with OutputError.where(path):
+        with OutputError.convert_os_errors(path):
             _replace_rows_in_part(path, changed)
 
 

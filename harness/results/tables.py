@@ -63,16 +63,16 @@ class ColumnValues(NamedTuple):
     null: NDArray[np.bool_] | None = None
 
     @property
-    def missing(self) -> NDArray[np.bool_]:
+    def is_missing(self) -> NDArray[np.bool_]:
         """The rows without a value."""
         if self.array.dtype == object:
-            return _is_none(self.array)
+            return _missing_values(self.array)
         return np.zeros(len(self.array), bool) if self.null is None else self.null
 
     @property
-    def present(self) -> NDArray[Any]:
+    def present_values(self) -> NDArray[Any]:
         """The values of all rows with a value."""
-        return self.array[~self.missing]
+        return self.array[~self.is_missing]
 
     def take(self, rows: Any) -> ColumnValues:
         """Return the values of some rows: a slice, their indices, or a mask."""
@@ -155,13 +155,13 @@ def to_column(values: list[Any], kind: ColumnKind) -> ColumnValues:
         if none == len(values):
             return ColumnValues(np.zeros(none, _DTYPES_ON_DISK[kind.type]), np.ones(none, bool))
         objects = np.array(values, object)
-        null = _is_none(objects)
+        null = _missing_values(objects)
         objects[null] = 0
         return ColumnValues(objects.astype(_DTYPES_ON_DISK[kind.type]), null)
     return ColumnValues(np.array(values, _DTYPES_ON_DISK[kind.type]))
 
 
-def _is_none(objects: NDArray[Any]) -> NDArray[np.bool_]:
+def _missing_values(objects: NDArray[Any]) -> NDArray[np.bool_]:
     flags: NDArray[np.bool_] = np.equal(objects, np.array(None, object)).astype(bool)
     return flags
 
@@ -171,7 +171,7 @@ def concatenate_tables(tables: Sequence[RowTable], schema: Schema) -> RowTable:
     joined = {}
     for name, kind in schema.items():
         columns = [table[name] for table in tables]
-        nulls = [column.missing for column in columns] if any(column.null is not None for column in columns) else ()
+        nulls = [column.is_missing for column in columns] if any(column.null is not None for column in columns) else ()
         arrays = [column.array for column in columns] or [to_column([], kind).array]
         joined[name] = ColumnValues(np.concatenate(arrays), np.concatenate(nulls) if len(nulls) else None)
     return RowTable(joined, sum(table.size for table in tables))
@@ -223,7 +223,7 @@ class TableFile:
     def __exit__(self, *_: object) -> None:
         self._archive.close()
 
-    def table(self, schema: Schema, most_bytes: int | None = None) -> RowTable:
+    def read_columns(self, schema: Schema, most_bytes: int | None = None) -> RowTable:
         """Read only the columns of a schema, which may take ``most_bytes``."""
         wanted = {f"{name}{ending}.npy" for name in schema for ending in ("", ".words", ".null")}
         unpacked = sum(member.file_size for member in self._archive.infolist() if member.filename in wanted)
@@ -237,7 +237,7 @@ class TableFile:
             raise DamagedError("its columns have different lengths")
         return RowTable(columns, size)
 
-    def block(self, number: int) -> bytes:
+    def read_block(self, number: int) -> bytes:
         """Read a block of bytes."""
         return self._read_entry(f"{number}.block")
 

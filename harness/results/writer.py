@@ -115,7 +115,7 @@ class ResultsWriter:
 def write_property_rows(directory: Path, rows: Sequence[Row]) -> None:
     """Write the rows of properties to the directory of a run, in place of earlier ones. Raises ``OutputError``."""
     path = directory / PROPERTY_PART
-    with OutputError.where(path):
+    with OutputError.convert_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_table(path, to_table(rows, ROW_SCHEMA))
 
@@ -169,7 +169,7 @@ def _require_unclaimed(directory: Path) -> None:
 
 def _prepare_directory(directory: Path, keep: Sequence[str], *, is_search: bool) -> None:
     """Create the directory, or remove an earlier run from it, except for ``keep``; other files stay."""
-    with OutputError.where(directory):
+    with OutputError.convert_os_errors(directory):
         if directory.exists() and not directory.is_dir():
             raise OutputError(f"{directory} is a file; expected a folder to write results to")
         holds_search = (directory / SEARCH_STATE).is_file()
@@ -222,7 +222,7 @@ def _write_atomically(path: Path, write: Any) -> None:
             os.fsync(file.fileno())  # otherwise a power failure could leave an empty file
         temporary.replace(path)
     except OSError as error:
-        raise OutputError.of(path, error) from None
+        raise OutputError.from_os_error(path, error) from None
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -151,7 +151,7 @@ class ProblemSubject:
 
     def stop_workers(self) -> None:
         """Kill the workers that run a problem."""
-        self.engine.workers.stop()
+        self.engine.workers.kill_running_calls()
 
     def close(self) -> None:
         """End the workers."""
@@ -295,7 +295,7 @@ class SearchFolder:
         }
         path = self.path / SEARCH_STATE
         partial = path.with_suffix(".partial")
-        with OutputError.where(path):
+        with OutputError.convert_os_errors(path):
             self.path.mkdir(parents=True, exist_ok=True)
             partial.write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
             partial.replace(path)
@@ -313,7 +313,7 @@ def write_case(problem: Problem, path: Path, name: str, found_by: str) -> Case:
 
     Raises ``OutputError`` if it cannot be written.
     """
-    with OutputError.where(path):
+    with OutputError.convert_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if count_elements(problem) <= MAX_ELEMENTS_IN_YAML:
             inputs = {input_name: _input_yaml(problem, input_name) for input_name in problem.inputs}

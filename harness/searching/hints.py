@@ -65,7 +65,7 @@ def confirm_hints(
     confirmed: dict[str, list[str]] = {}
     for pattern in patterns:
         item = named.get(pattern.column.implementation)
-        shown = [(by_id[case], dtype) for case, dtype in pattern.shown_by if case in by_id]
+        shown = [(by_id[case], dtype) for case, dtype in pattern.simplest_failures if case in by_id]
         if item is None or not shown:
             continue
         subject = ProblemSubject(item, Engine(limits, expected_failures=()))

@@ -64,7 +64,7 @@ class ProbeResults:
         writer.flush()
         writer.write_cases(self._cases.values())
         writer.write_json("environment.json", environment)
-        request = RequestedRun.of(environment, len(self._cases))
+        request = RequestedRun.from_environment(environment, len(self._cases))
         summary = summarise(self.selection, self.recorder, self.recorder.failures, request)
         writer.write_json("summary.json", {**summary.record, "implementations": names, "faults": 0})
 
@@ -93,7 +93,7 @@ class SearchResults:
         Raises:
             OutputError: If it contains results of another command, or cannot be written.
         """
-        chosen = ImplementationSelection((implementation,), by_name=(implementation.name,))
+        chosen = ImplementationSelection((implementation,), requested_by_name=(implementation.name,))
         writer = ResultsWriter(folder.path, is_search=True)
         folder.write()  # first, so that the folder is known as a search's however the search ends
         return cls(folder, ProbeResults.start(writer, chosen, dtypes, limits))

@@ -33,10 +33,10 @@ def command_words_by_name(
     again = {}
     for item in implementations:
         entry = item.entry if isinstance(item.entry, UserImplementation) else None
-        named = [item.name] if entry is None else list(entry.given)
+        named = [item.name] if entry is None else list(entry.command_words)
         if named:
             kept = results if entry is not None and results != DEFAULT_RESULTS else None
-            again[item.name] = [*named, *_words_of_limits(limits), *(["--results", str(kept)] if kept else [])]
+            again[item.name] = [*named, *_limit_option_words(limits), *(["--results", str(kept)] if kept else [])]
     return again
 
 
@@ -87,7 +87,7 @@ def _quote_word(word: str) -> str:
     return f"$'{''.join(escaped.get(letter, letter) for letter in word)}'"  # as Bash, zsh and ksh read it
 
 
-def _words_of_limits(limits: Limits) -> list[str]:
+def _limit_option_words(limits: Limits) -> list[str]:
     standard = Limits()
     words = []
     if limits.threads != standard.threads:

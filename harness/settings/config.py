@@ -100,7 +100,7 @@ def _read_section(path: Path) -> dict[str, Any] | None:
 
 
 def _options_from_section(section: dict[str, Any], path: Path) -> RunOptions:
-    known = {option.flag.key: option for option in find_options(RunOptions).values() if option.flag.key}
+    known = {option.flag.config_key: option for option in find_options(RunOptions).values() if option.flag.config_key}
     unknown = sorted(section.keys() - known.keys())
     if unknown:
         raise UsageError(
@@ -109,13 +109,13 @@ def _options_from_section(section: dict[str, Any], path: Path) -> RunOptions:
     values = {}
     for key, option in known.items():
         value, where = section.get(key), f"{path}: tool.attncheck.{key}"
-        if value is not None and option.flag.read is None:
+        if value is not None and option.flag.parse is None:
             if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
                 raise UsageError(f"{where}: expected a list of paths")
             value = [path.parent / name for name in value]
             if missing := [place for place in value if not path_exists(place)]:
                 raise UsageError(f"{where}: there is no {_shorten_text(str(missing[0]))}")
-        values[option.name] = option.read(value, where)
+        values[option.name] = option.parse(value, where)
     return RunOptions(**values | {"cases": tuple(map(str, values["cases"]))})
 
 

@@ -61,14 +61,14 @@ class Flag:
     help: str
     metavar: str | None = None
     is_split: bool = True
-    read: Callable[[Any, str], Any] | None = None
-    given: Any = None
-    shown: Any = None
+    parse: Callable[[Any, str], Any] | None = None
+    command_line_type: Any = None
+    command_line_default: Any = None
     minimum: float | None = None
     show_default: bool | str = True
     is_argument: bool = False
-    pytest: tuple[str, str] | tuple[()] = ()
-    key: str = ""
+    pytest_metavar_and_help: tuple[str, str] | tuple[()] = ()
+    config_key: str = ""
 
 
 def make_flag(*names: str, **attributes: Any) -> Flag:
@@ -91,7 +91,7 @@ class Option:
     flag: Flag
 
     @property
-    def word(self) -> str:
+    def bare_name(self) -> str:
         """Its name without prefix: ``tile`` of ``--tile`` and ``--attncheck-tile``."""
         return next((name[2:].partition("/")[0] for name in self.flag.names if name.startswith("--")), self.name)
 
@@ -100,12 +100,12 @@ class Option:
         """True for an option that may be given several times."""
         return get_origin(self.type) is tuple
 
-    def read(self, value: Any, where: str) -> Any:
+    def parse(self, value: Any, where: str) -> Any:
         """Make the option from the given value; its default from None. Raises ``UsageError``, which names ``where``."""
         if value is None:
             return self.default
-        if self.flag.read is not None:
-            return self.flag.read(value, where)
+        if self.flag.parse is not None:
+            return self.flag.parse(value, where)
         return tuple(value) if self.is_list else value
 
 
@@ -134,7 +134,7 @@ def read_options(keywords: Mapping[str, Any]) -> RunOptions:
         (('float16',), (48,))
     """
     options = find_options(RunOptions)
-    return RunOptions(**{name: options[name].read(value, name) for name, value in keywords.items()})
+    return RunOptions(**{name: options[name].parse(value, name) for name, value in keywords.items()})
 
 
 def add_keywords_to_signature(
@@ -146,7 +146,7 @@ def add_keywords_to_signature(
     """
     known = {name: option.default for name, option in find_options(RunOptions).items()} | defaults
 
-    def sign(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+    def add_keywords(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
         plain = inspect.signature(function)
         positional = [
             parameter for parameter in plain.parameters.values() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
@@ -165,7 +165,7 @@ def add_keywords_to_signature(
         call.__signature__ = signature  # type: ignore[attr-defined]
         return call
 
-    return sign
+    return add_keywords
 
 
 _SHORT_DTYPES: Mapping[str, str] = {
@@ -212,7 +212,7 @@ def _read_match(text: str, where: str) -> Expression:
 def _read_minimum(limit: str | int, where: str) -> MinimumJudged:
     from attncheck.results.coverage import MinimumJudged
 
-    return MinimumJudged.of(limit, where)
+    return MinimumJudged.parse(limit, where)
 
 
 Patterns = Annotated[
@@ -222,8 +222,8 @@ Patterns = Annotated[
         metavar="CASES",
         help="Files or folders of cases, or globs over the bundled cases such as 'documents/*'. Default: all bundled "
         "cases, and those of [tool.attncheck].",
-        pytest=("CASES", "files, folders or globs"),
-        key="cases",
+        pytest_metavar_and_help=("CASES", "files, folders or globs"),
+        config_key="cases",
     ),
 ]
 ExpectedFailureLists = Annotated[
@@ -232,7 +232,7 @@ ExpectedFailureLists = Annotated[
         "--expected-failures",
         metavar="FILE",
         help="A list of expected failures of your own (YAML), in addition to the bundled lists.",
-        key="expected_failures",
+        config_key="expected_failures",
     ),
 ]
 DtypeNames = Annotated[
@@ -242,8 +242,8 @@ DtypeNames = Annotated[
         "-d",
         metavar="DTYPES",
         help="float64, float32, bfloat16 or float16, comma-separated. Default: all that a case declares.",
-        read=_read_dtypes,
-        pytest=("DTYPE", "only this dtype"),
+        parse=_read_dtypes,
+        pytest_metavar_and_help=("DTYPE", "only this dtype"),
     ),
 ]
 TagNames = Annotated[
@@ -253,7 +253,7 @@ TagNames = Annotated[
         "-t",
         metavar="TAGS",
         help="Select the cases that have one of these tags.",
-        pytest=("TAG", "only cases with this tag"),
+        pytest_metavar_and_help=("TAG", "only cases with this tag"),
     ),
 ]
 Match = Annotated[
@@ -264,7 +264,7 @@ Match = Annotated[
         metavar="EXPRESSION",
         help="Select the cases that match: words in ids, names and tags, comparisons of axes, and, or, not, "
         "parentheses, as in 'Lk>64 and not causal' or 'Lk%8!=0'.",
-        read=_read_match,
+        parse=_read_match,
     ),
 ]
 Tiles = Annotated[
@@ -274,9 +274,9 @@ Tiles = Annotated[
         metavar="N",
         help="The tile size of your kernel (2 to 4096), or several, such as 64,128. Adds cases with lengths of n - 1, "
         "n, n + 1, 2n and 2n + 1 to the selected ones.",
-        read=_read_tiles,
-        pytest=("N", "the tile size of the kernel; adds cases at its edges"),
-        key="tile",
+        parse=_read_tiles,
+        pytest_metavar_and_help=("N", "the tile size of the kernel; adds cases at its edges"),
+        config_key="tile",
     ),
 ]
 UseCache = Annotated[
@@ -306,12 +306,12 @@ MinJudged = Annotated[
         metavar="N|N%",
         help="Exit with 3 if an implementation was judged in fewer cases, or in a smaller share of them. Default: "
         "min_judged of [tool.attncheck] for a run without a selection; for a report, the limit of its runs.",
-        read=_read_minimum,
-        pytest=(
+        parse=_read_minimum,
+        pytest_metavar_and_help=(
             "N|N%",
             "fail if an implementation was judged in fewer cases, or in a smaller share of the cases that ran",
         ),
-        key="min_judged",
+        config_key="min_judged",
     ),
 ]
 Quiet = Annotated[bool, make_flag("--quiet", "-q", help="Print only failures.")]
@@ -326,14 +326,14 @@ class FunctionOptions:
         metavar="NAME",
         help="The framework whose arrays your implementation takes and returns. Default: the framework "
         "that its file imports if the file does not import NumPy, otherwise numpy.",
-        pytest=("NAME", "framework whose arrays it takes"),
+        pytest_metavar_and_help=("NAME", "framework whose arrays it takes"),
     )
     signature: str | None = option_field(
         None,
         metavar="NAME",
         help="The library whose signature your function follows: sdpa, flash_attn, xformers, flashinfer, mlx, "
         "onnx, keras, hf, bshd or key_mask. Default: attncheck's own signature.",
-        pytest=("NAME", "the library whose signature the function follows"),
+        pytest_metavar_and_help=("NAME", "the library whose signature the function follows"),
     )
     declare: tuple[str, ...] = option_field(
         (),
@@ -341,12 +341,12 @@ class FunctionOptions:
         help="Declarations for your function, in addition to its file's: dtypes=float16, "
         'requires.lengths=equal, classes=\'{"float16": "fused"}\'. Can be repeated.',
         is_split=False,
-        read=_read_declarations,
-        pytest=("NAME=VALUE", "a declaration for the function"),
+        parse=_read_declarations,
+        pytest_metavar_and_help=("NAME=VALUE", "a declaration for the function"),
     )
 
     @property
-    def called(self) -> dict[str, Any]:
+    def as_keywords(self) -> dict[str, Any]:
         """These options alone, as keywords."""
         return {name: getattr(self, name) for name in ("framework", "signature", "declare")}
 
@@ -393,9 +393,9 @@ class RecordedOptions:
         "--keep-arrays",
         metavar="disagreeing|all",
         help="Which arrays to store. Comparisons across runs need all.",
-        read=lambda arrays, where: arrays is Keep.ALL,
-        given=Keep,
-        shown=Keep.DISAGREEING,
+        parse=lambda arrays, where: arrays is Keep.ALL,
+        command_line_type=Keep,
+        command_line_default=Keep.DISAGREEING,
     )
     resume: bool = option_field(
         False, "--resume", help="Continue the interrupted run in the output folder. Starts a new run if there is none."
@@ -483,8 +483,8 @@ class RunOptions(RecordedOptions, LimitOptions, FunctionOptions):
         True,
         "--no-report",
         help="Store the results, but write no report; `attncheck report` writes it later.",
-        read=lambda value, where: not value,
-        shown=False,
+        parse=lambda value, where: not value,
+        command_line_default=False,
     )
     quiet: Quiet = False
     verbose: bool = option_field(
@@ -510,7 +510,7 @@ class RunOptions(RecordedOptions, LimitOptions, FunctionOptions):
         return open_store(self.cache, self.cache_size)
 
     @property
-    def picked(self) -> dict[str, Sequence[str]]:
+    def case_selection(self) -> dict[str, Sequence[str]]:
         """The options that narrow the cases, by their names in ``results.coverage.PICKED``."""
         return {
             "cases": self.cases,

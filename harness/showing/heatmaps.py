@@ -68,7 +68,7 @@ class Picture:
     """An image's bytes, and its description for readers who do not see it."""
 
     data: bytes
-    alternative: str
+    alt_text: str
 
 
 @contextmanager
@@ -79,11 +79,11 @@ def drawing_style() -> Iterator[None]:
         yield
 
 
-def to_picture(figure: Figure, alternative: str, format: ImageFormat = "svg") -> Picture:  # noqa: A002
+def to_picture(figure: Figure, alt_text: str, format: ImageFormat = "svg") -> Picture:  # noqa: A002
     """Return a figure as a picture. Call it inside ``drawing``."""
     buffer = BytesIO()
     # Ids depend on the salt, so that different pictures in one page share none.
-    with matplotlib.rc_context({"svg.hashsalt": alternative}):
+    with matplotlib.rc_context({"svg.hashsalt": alt_text}):
         figure.savefig(
             buffer,
             format=format,
@@ -94,9 +94,9 @@ def to_picture(figure: Figure, alternative: str, format: ImageFormat = "svg") ->
         )
     data = buffer.getvalue()
     if format == "svg":  # without its prolog, and with its description as the accessible name
-        svg, name = data.decode("utf-8"), quoteattr(panels.safe_text(alternative, _MAX_DESCRIPTION_LETTERS))
+        svg, name = data.decode("utf-8"), quoteattr(panels.safe_text(alt_text, _MAX_DESCRIPTION_LETTERS))
         data = svg[svg.index("<svg") :].replace("<svg", f'<svg role="img" aria-label={name}', 1).encode("utf-8")
-    return Picture(data, alternative)
+    return Picture(data, alt_text)
 
 
 _TITLE_INCHES, _CELL_INCHES = 0.064, 0.068
@@ -118,7 +118,7 @@ class _MeasuredPanel:
     title: str
     width: float
     height: float
-    taken: float
+    total_width: float
 
 
 def _measure_panels(matrices: Sequence[panels.Panel]) -> list[_MeasuredPanel]:
@@ -137,7 +137,7 @@ def _break_into_lines(measured: Sequence[_MeasuredPanel]) -> list[list[_Measured
     """Break the sequence of matrices into lines that are not too wide."""
     lines: list[list[_MeasuredPanel]] = [[]]
     for matrix in measured:
-        if lines[-1] and sum(previous.taken for previous in lines[-1]) + matrix.taken > _MAX_WIDTH_INCHES:
+        if lines[-1] and sum(previous.total_width for previous in lines[-1]) + matrix.total_width > _MAX_WIDTH_INCHES:
             lines.append([])
         lines[-1].append(matrix)
     return lines
@@ -198,7 +198,7 @@ def _draw_figure(matrices: Sequence[panels.Panel], heading: str) -> tuple[Figure
         figure.text(0.02, 0.4, panels.safe_text(words), parse_math=False)
         return figure, words
     lines = _break_into_lines(measured)
-    width, height = max(sum(matrix.taken for matrix in line) for line in lines), sum(map(_line_height, lines))
+    width, height = max(sum(matrix.total_width for matrix in line) for line in lines), sum(map(_line_height, lines))
     figure, top = Figure(figsize=(width, height)), height
     for line in lines:
         left = _BESIDE
@@ -207,7 +207,7 @@ def _draw_figure(matrices: Sequence[panels.Panel], heading: str) -> tuple[Figure
             axes = figure.add_axes((left / width, bottom / height, matrix.width / width, matrix.height / height))
             axes.set_title(matrix.title, loc="left", pad=5, parse_math=False)
             _draw_matrix(figure, axes, matrix.panel, matrix.texts)
-            left += matrix.taken
+            left += matrix.total_width
         top -= _line_height(line)
     if heading:
         broken = "\n".join(textwrap.wrap(panels.safe_text(heading, 400), 110))

@@ -270,7 +270,7 @@ def save_case(shown: EvaluatedCase, path: Path) -> list[Path]:
         ]
         files = {file: picture.data for file, picture in zip(paths, drawn, strict=True)}
     for file, data in files.items():
-        with OutputError.where(file):
+        with OutputError.convert_os_errors(file):
             file.write_bytes(data)
     return list(files)
 

@@ -191,7 +191,7 @@ def _worst_elements(rows: list[dict[str, Any]], case: Mapping[str, Any]) -> Iter
 
 def _error_maps(frames: Frames, case: str, dtype: str, column: Column, stages: Sequence[str]) -> Iterator[Figure]:
     """Yield a map for each stage whose array, exact answer and bound were kept."""
-    kept, name = frames.arrays.of(case, dtype), frames.classes.get(column.key, {}).get(dtype, "")
+    kept, name = frames.arrays.arrays_of(case, dtype), frames.classes.get(column.key, {}).get(dtype, "")
     for stage in dict.fromkeys(stages):
         keys = ((column.environment, of, stage) for of in (column.implementation, EXACT, bound_array_name(name)))
         arrays = [kept[key] for key in keys if key in kept]

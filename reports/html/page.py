@@ -103,7 +103,7 @@ def template_variables(frames: Frames, budget: contents.Budget) -> dict[str, Any
         "environments": sections.environments_section(frames),
         "incomplete": tuple(frames.environments.loc[~frames.environments["complete"].astype(bool), "environment"]),
         # those of the incomplete that were asked to stop
-        "stopped": frozenset(label for label, asked in frames.asked.items() if asked.stopped),
+        "stopped": frozenset(label for label, asked in frames.requests.items() if asked.stopped),
         "properties": sections.properties_section(frames, budget.wrong),
         "address_of": _make_address_function(frames, linked),
         "signs": _TONE_SIGNS,
@@ -132,7 +132,7 @@ def _tone_and_sign(frames: Frames, table: Mapping[str, CellRow]) -> tuple[str, s
         return _FAILING if blamed or len(select_failing(frames.pairs)) else _RECORDS_TONE
     if frames.numbers["verdict"].eq(Verdict.UNVERIFIED).any():
         return _UNVERIFIED
-    return _AGREE if all(entry.is_whole for entry in coverage_by_column(frames)) else _IN_PART
+    return _AGREE if all(entry.judged_all_requested for entry in coverage_by_column(frames)) else _IN_PART
 
 
 AddressFunction = Callable[[Mark], str]

@@ -48,10 +48,10 @@ def test_each_mode_of_torch_runs_its_kernel() -> None:
 
     kernels = {}
     for mode in ("sdpa", "sdpa_math", "sdpa_flash"):
-        called = TORCH.mode_named(mode)
+        called = TORCH.get_mode(mode)
         assert isinstance(called, Library)
         tensors = {name: torch_backend.from_numpy(array).requires_grad_() for name, array in INPUTS.items()}
-        output = getattr(torch_sdpa, called.call.partition(":")[2])(**tensors, enable_gqa=True)
+        output = getattr(torch_sdpa, called.function_path.partition(":")[2])(**tensors, enable_gqa=True)
         kernels[mode] = "FlashAttention" in output.grad_fn.name()
     assert kernels == {"sdpa": True, "sdpa_math": False, "sdpa_flash": True}
 

@@ -215,7 +215,7 @@ def test_what_is_put_on_a_device_is_the_same_numbers_and_one_that_is_not_there_i
     assert (description["device"], description["version"]) == ("cpu:0", plain.describe()["version"])
     absent: Any = on_device(plain, name, "cuda:99")
     with pytest.raises(NoDeviceError, match=rf"^{name} \S+ does not see cuda:99"):
-        absent.require()
+        absent.require_device()
 
 
 @pytest.mark.torch
@@ -244,7 +244,7 @@ def test_a_mode_on_a_device_is_the_mode_without_it_is_named_so_and_leaves_room_t
         for mode in entry.device_modes:
             name, _, device = mode.name.partition("@")
             assert mode.device == device
-            assert entry.mode_named(mode.name) is mode
+            assert entry.get_mode(mode.name) is mode
             assert mode.name not in entry.all_modes
             assert mode.classes
             if name in entry.all_modes:

@@ -39,7 +39,7 @@ def measured(function: str) -> dict[str, str]:
 
 
 def test_every_documented_convention_is_one_that_is_asked() -> None:
-    asked = {each.name: {meaning.words for meaning in each.meanings} | {REFUSED} for each in QUESTIONS}
+    asked = {each.name: {meaning.text for meaning in each.meanings} | {REFUSED} for each in QUESTIONS}
     for function, entry in ENTRIES.items():
         for name, (words, quote) in entry["documented"].items():
             assert words in asked[name], (function, name, words)

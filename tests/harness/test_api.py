@@ -432,13 +432,13 @@ def test_the_simplest_cases_are_examined_once_after_all_verdicts_and_what_they_n
     causal: str, examined: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    see = FailureLimit.see
+    see = FailureLimit.record_rows
 
     def noted(self: FailureLimit, rows: Any) -> bool:
         seen.append(len(examined))
         return see(self, rows)
 
-    monkeypatch.setattr(FailureLimit, "see", noted)
+    monkeypatch.setattr(FailureLimit, "record_rows", noted)
     result = check(ignoring_causality, cases=[causal])
     assert seen == [0] * 11
     assert {(row.verdict, row.diagnosis) for row in result.failures} == {("numeric", "causality-ignored")}

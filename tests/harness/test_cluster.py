@@ -22,7 +22,7 @@ from tables import tables_beside
 from attncheck.backends import BackendEntry
 from attncheck.common.errors import ClusterError, ExitCode, UsageError
 from attncheck.execution.call import Limits
-from attncheck.execution.implementations import Implementation, ImplementationSelection, user_entry
+from attncheck.execution.implementations import Implementation, ImplementationSelection, make_user_entry
 from attncheck.execution.runner import WorkerGroup
 from attncheck.execution.user_code import Target
 from attncheck.reading.expected_failures import load_expected_failures
@@ -239,8 +239,8 @@ def test_what_no_worker_offers_or_has_in_another_version_is_named_before_anythin
 def test_without_workers_a_run_waits_for_a_while_and_gives_up(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     from attncheck.executors.dask import driver
 
-    monkeypatch.setattr(driver, "PATIENCE_SECONDS", 0.5)
-    monkeypatch.setattr(driver, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(driver, "MAX_SECONDS_WITHOUT_WORKER", 0.5)
+    monkeypatch.setattr(driver, "SECONDS_BETWEEN_CHECKS", 0.1)
 
     def kill(done: int, total: int) -> None:
         if done and runs.processes.workers:
@@ -270,18 +270,21 @@ def test_a_full_disk_of_a_worker_ends_the_run_in_one_line_that_says_how_to_go_on
     driver: Any = SimpleNamespace(cluster=SimpleNamespace(address="tcp://host:1"), _in_flight={})
     failed = SimpleNamespace(exception=lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     with pytest.raises(ClusterError, match=r"a worker cannot go on: OSError: .*No space .* --resume"):
-        _Driver._fail(driver, failed)  # type: ignore[arg-type]
+        _Driver._handle_failed_batch(driver, failed)  # type: ignore[arg-type]
 
 
 def test_a_worker_that_joins_late_with_another_file_computes_nothing(tmp_path: Path) -> None:
-    from attncheck.executors.dask.tasks import JobContext, check_versions, found_here, required_sources
+    from attncheck.executors.dask.tasks import JobContext, check_versions, find_installed_versions, required_sources
     from attncheck.judging.units import Judge
 
     kernel = tmp_path / "kernel.py"
     kernel.write_text("def attention(query, key, value): return value")
-    implementation = Implementation(user_entry(Target.of(f"{kernel}:attention"), {}, "numpy"), "attention")
+    implementation = Implementation(make_user_entry(Target.parse(f"{kernel}:attention"), {}, "numpy"), "attention")
     group = WorkerGroup(implementation, ("float64",))
-    versions = {0: found_here(required_sources([group])), -1: found_here(required_sources([]))}
+    versions = {
+        0: find_installed_versions(required_sources([group])),
+        -1: find_installed_versions(required_sources([])),
+    }
     job = JobContext("run", (group,), Judge((implementation,)), Limits(), True, 1, versions)
     check_versions(job, 0)
     kernel.write_text("def attention(query, key, value): return -value")

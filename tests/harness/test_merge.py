@@ -156,7 +156,7 @@ def test_arrays_that_cannot_be_read_are_told_and_the_rest_is_compared(make_run: 
     second = make_run("b", {"numpy.eager": RIGHT})
     path = second / "arrays" / "part-00000.npz"
     with TableFile(path, 2**20, 100) as file:
-        table = file.table(ARRAY_SCHEMA)
+        table = file.read_columns(ARRAY_SCHEMA)
     write_table(path, table, ARRAY_SCHEMA, [b"short"])
     both = merged(first, second)
     assert said(both.rows, "pair") == []

@@ -195,7 +195,7 @@ def test_what_cannot_be_written_is_named_and_the_run_goes_on_when_it_can(
         (OSError("no number"), "here cannot be written: no number"),
         (OSError(errno.EFBIG, ""), "here cannot be written: File too large; raise the limit"),
     ):
-        assert str(OutputError.of("here", error)).startswith(message)
+        assert str(OutputError.from_os_error("here", error)).startswith(message)
 
 
 # Runs that stop; sessions.yaml has those that go on, or run what failed

@@ -268,7 +268,7 @@ def test_a_declared_convention_fails_no_run_and_the_report_says_what_each_gives(
         conventions = {"empty_rows": DeclaredConvention("uniform", "for tests", "")}
         mode = Mode("eager", entry.module, "for tests", conventions=conventions)
         of_others = property(lambda each: mode if each.entry is entry else each.entry.all_modes[each.mode])
-        monkeypatch.setattr(Implementation, "declared", of_others)
+        monkeypatch.setattr(Implementation, "mode_declarations", of_others)
     summary, frames = run(right, entry)
     assert summary.exit_code is (ExitCode.AGREE if declares else ExitCode.DISAGREE)
     assert bad(frames.results) == [

@@ -137,4 +137,4 @@ def test_the_loosest_requirements_are_advised_unless_to_find_them_takes_too_long
     assert found is not None
     assert found.requires.items() >= {("lengths", "equal"), ("value_width", "equal")}
     assert max(value for value in found.requires.values() if isinstance(value, int)) == 16
-    assert 0 < found.computed <= found.tried
+    assert 0 < found.computed_cases <= found.tried_cases

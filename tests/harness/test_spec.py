@@ -25,9 +25,9 @@ from tables import tables_beside
 from attncheck.backends import BACKENDS
 from attncheck.backends.contract import Backend
 from attncheck.common.errors import UsageError
-from attncheck.execution.implementations import Implementation, user_entry
+from attncheck.execution.implementations import Implementation, make_user_entry
 from attncheck.execution.operations import function_and_keywords
-from attncheck.execution.signatures import FUNCTIONS, INPUTS
+from attncheck.execution.signatures import CONTRACT_FUNCTIONS, INPUTS_BY_FUNCTION
 from attncheck.execution.user_call import read_target_declarations
 from attncheck.execution.user_code import Target
 from attncheck.planning.designing import DesignRequest, write_design
@@ -70,10 +70,10 @@ def test_the_contract_has_the_inputs_and_options_of_the_specification_and_no_oth
         assert set(parameters) == {*inputs, *keywords_of(operation, score)}
         for name, spec in inputs.items():
             assert parameters[name].default is (inspect.Parameter.empty if spec.required else None), name
-        assert all(inputs[name].required for name in INPUTS[function])
+        assert all(inputs[name].required for name in INPUTS_BY_FUNCTION[function])
     others = {"prepare", "describe", "from_numpy", "to_numpy"}
     public = {name for name in vars(Backend) if not name.startswith("_")}
-    assert set(FUNCTIONS) == public - others
+    assert set(CONTRACT_FUNCTIONS) == public - others
 
 
 def test_a_gradient_has_the_axes_of_its_input_and_every_option_belongs_to_an_operation() -> None:
@@ -247,7 +247,7 @@ POSITIONAL = {"query", "key", "value", "grad_output"}
 
 def requested(name: str, strength: int = 3, widths: tuple[int, ...] = (), tile: int = 64) -> DesignRequest:
     [kernel] = (kernel for kernel in KERNELS if kernel.__name__ == name)
-    entry = user_entry(Target("kernels.py", name), read_target_declarations(kernel, name), "numpy")
+    entry = make_user_entry(Target("kernels.py", name), read_target_declarations(kernel, name), "numpy")
     return DesignRequest(Implementation(entry, name), strength, widths, tile)
 
 
@@ -263,7 +263,7 @@ def test_a_design_has_what_a_kernel_takes_and_nothing_else(tmp_path: Path) -> No
         grouped = any(each["query"][1] != each["key"][1] for each in shapes)
         if found != (sorted(optional), widths, 1025) or len(cases) != count or grouped is (name == "masked"):
             offenders.append((name, found, count))
-        assert {dtype for case in cases for dtype in case.dtypes} == {*request.implementation.declared.classes}
+        assert {dtype for case in cases for dtype in case.dtypes} == {*request.implementation.mode_declarations.classes}
     assert offenders == []
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from attncheck.attention.exact_array import Enclosure
 from attncheck.backends import BACKENDS, numpy_backend
 from attncheck.common import store as store_module
-from attncheck.common.store import CACHE_VARIABLE, NO_STORE, Key, Store, UnreadableEntry, digest_of, user_store
+from attncheck.common.store import CACHE_VARIABLE, NO_STORE, Store, StoreKey, UnreadableEntry, digest_of, user_store
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on_backend
 from attncheck.judging.judge import judge_case
@@ -42,7 +42,7 @@ from attncheck.results.format import Row
 from attncheck.spec import Options
 from attncheck.spec.verdicts import Verdict
 
-KEY = Key("exact", f"{4:016x}")
+KEY = StoreKey("exact", f"{4:016x}")
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
-def entry_of(store: Store, key: Key = KEY) -> Path:
+def entry_of(store: Store, key: StoreKey = KEY) -> Path:
     assert store.folder is not None
     [path] = [path for path in store.folder.rglob("*") if path.is_file() and key.digest[2:] in path.name]
     return path
@@ -61,9 +61,9 @@ def test_what_was_kept_is_found_again_under_its_own_key_alone(store: Store) -> N
     for data in (b"", b"\0\n", b"truth" * 50):
         store.put(KEY, data)
         assert Store(store.folder).get(KEY) == data
-    other = Key("exact", "f" * 16)
-    assert store.get(other) is store.get(Key("bounds", KEY.digest)) is None
-    assert store.counts == {"kept": 3, "missing": 2}
+    other = StoreKey("exact", "f" * 16)
+    assert store.get(other) is store.get(StoreKey("bounds", KEY.digest)) is None
+    assert store.event_counts == {"kept": 3, "missing": 2}
     store.put(other, b"another truth")
     entry_of(store).write_bytes(entry_of(store, other).read_bytes())
     assert store.get(KEY) is None, "an entry of another key is none"
@@ -78,7 +78,7 @@ def test_one_wrong_byte_is_none(place: int, change: int, tmp_path_factory: pytes
     entry[place % len(entry)] ^= change
     path.write_bytes(entry)
     assert store.get(KEY) is None
-    assert store.counts["damaged"] == 1
+    assert store.event_counts["damaged"] == 1
 
 
 def test_an_entry_that_was_cut_off_or_cannot_be_read_is_replaced(store: Store) -> None:
@@ -92,12 +92,12 @@ def test_an_entry_that_was_cut_off_or_cannot_be_read_is_replaced(store: Store) -
         path = entry_of(store)
         path.write_bytes(path.read_bytes()[:left])
         assert store.get(KEY) is None
-        assert store.remembered(lambda: KEY, lambda: b"truth", bytes, bytes) == store.get(KEY) == b"truth"
-    store.counts.clear()
+        assert store.get_or_compute(lambda: KEY, lambda: b"truth", bytes, bytes) == store.get(KEY) == b"truth"
+    store.event_counts.clear()
     store.put(KEY, b"?")
-    assert store.remembered(lambda: KEY, lambda: 7, lambda number: str(number).encode(), decode) == 7
-    assert store.counts == {"found": 0, "damaged": 1, "kept": 2}
-    assert store.remembered(lambda: KEY, lambda: 8, lambda number: str(number).encode(), decode) == 7
+    assert store.get_or_compute(lambda: KEY, lambda: 7, lambda number: str(number).encode(), decode) == 7
+    assert store.event_counts == {"found": 0, "damaged": 1, "kept": 2}
+    assert store.get_or_compute(lambda: KEY, lambda: 8, lambda number: str(number).encode(), decode) == 7
 
 
 def test_where_nothing_can_be_written_nothing_is_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,27 +113,27 @@ def test_where_nothing_can_be_written_nothing_is_kept(store: Store, monkeypatch:
     assert not [path for path in store.folder.rglob("*") if path.is_file()], "what was half written is removed"
     for number in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT):
         monkeypatch.setattr(store_module.tempfile, "mkstemp", fail(number))
-        assert store.remembered(lambda: KEY, lambda: b"truth", bytes, bytes) == b"truth"
+        assert store.get_or_compute(lambda: KEY, lambda: b"truth", bytes, bytes) == b"truth"
         assert store.get(KEY) is None
-    assert store.counts["not kept"] == 5
+    assert store.event_counts["not kept"] == 5
 
 
 def test_what_was_not_used_for_the_longest_time_goes_first(tmp_path: Path) -> None:
-    keys = [Key("exact", f"{number:016x}") for number in range(8)]
-    store = Store(tmp_path, size=32 * 4096)
+    keys = [StoreKey("exact", f"{number:016x}") for number in range(8)]
+    store = Store(tmp_path, max_bytes=32 * 4096)
     for number, key in enumerate(keys):
         store.put(key, bytes(4000))
         os.utime(entry_of(store, key), (number, number))
     assert store.get(keys[0]) is not None  # which makes it the newest
-    Store(tmp_path, size=5 * 4096).trim()
+    Store(tmp_path, max_bytes=5 * 4096).trim()
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 8, "nothing was added by that one"
-    store.size = 5 * 4096
+    store.max_bytes = 5 * 4096
     store.trim()
     assert [number for number, key in enumerate(keys) if store.get(key)] == [0, 4, 5, 6, 7]
-    store = Store(tmp_path / "small", size=8000)  # what is too large is not kept, and no store makes no key
+    store = Store(tmp_path / "small", max_bytes=8000)  # what is too large is not kept, and no store makes no key
     store.put(KEY, bytes(1001))
     assert store.get(KEY) is None
-    assert NO_STORE.remembered(pytest.fail, lambda: 7, lambda _: b"", lambda _: 0) == 7
+    assert NO_STORE.get_or_compute(pytest.fail, lambda: 7, lambda _: b"", lambda _: 0) == 7
     assert (NO_STORE.get(KEY), NO_STORE.summary) == (None, "not used")
 
 
@@ -211,14 +211,14 @@ def test_another_process_finds_the_same_digest() -> None:
 
 def test_several_processes_share_a_store(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from attncheck.common.store import Key, Store\n"
+        "import sys; from pathlib import Path; from attncheck.common.store import StoreKey, Store\n"
         "store = Store(Path(sys.argv[1]))\n"
         "for _ in range(20):\n"
         "    for number in range(20):\n"
-        "        found = store.get(Key('exact', f'{number:016x}'))\n"
+        "        found = store.get(StoreKey('exact', f'{number:016x}'))\n"
         "        assert found in (None, bytes([number]) * 5000), found\n"
-        "        store.put(Key('exact', f'{number:016x}'), bytes([number]) * 5000)\n"
-        "assert not store.counts['damaged'] and not store.counts['not kept'], store.counts\n"
+        "        store.put(StoreKey('exact', f'{number:016x}'), bytes([number]) * 5000)\n"
+        "assert not store.event_counts['damaged'] and not store.event_counts['not kept'], store.event_counts\n"
     )
     running = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path)]) for _ in range(3)]
     assert [process.wait() for process in running] == [0, 0, 0]
@@ -314,17 +314,17 @@ def test_with_a_store_everything_is_as_without_and_damaged_entries_change_nothin
     expected = [unit.judged(NO_STORE) for unit in units]
     for _ in range(2):
         assert [unit.judged(store) for unit in units] == expected
-    assert store.counts["missing"] == store.counts["kept"] > len(units)
-    assert store.counts["found"] > len(units)
+    assert store.event_counts["missing"] == store.event_counts["kept"] > len(units)
+    assert store.event_counts["found"] > len(units)
     paths = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     for path in paths:
         entry = bytearray(path.read_bytes())
         for _ in range(chance.randrange(1, 5)):
             entry[chance.randrange(len(entry))] ^= chance.randrange(1, 256)
         path.write_bytes(entry[: chance.randrange(1, len(entry) + 1)])
-    store.counts.clear()
+    store.event_counts.clear()
     assert [unit.judged(store) for unit in units] == expected
-    assert store.counts["damaged"] == len(paths)
+    assert store.event_counts["damaged"] == len(paths)
 
 
 # Keys.

@@ -47,7 +47,7 @@ def test_progress_names_frameworks_that_start_and_estimates_nothing_before_a_twe
     now = iter((0.0, 100.0, 200.0))
     lines = progress.ProgressLines(written.append, clock=lambda: next(now))
     frameworks = ["torch", "jax"]
-    lines.begin(lambda: frameworks)
+    lines.set_starting_frameworks(lambda: frameworks)
     lines.update(0, 1000)
     lines.write_progress()
     lines.update(1, 1000)

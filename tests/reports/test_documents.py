@@ -101,7 +101,7 @@ def test_errata_are_explained_fail_nothing_and_are_framed_beside_the_exact_numbe
     assert set(drawn.printed) == {(row, column) for row in range(3) for column in range(4)}
     assert [cell_text(drawn, *place) for place in ((0, 0), (3, 0))] == [("0.2104", "1."), ("0.282", "")]
     picture = draw_heatmaps([drawn])
-    assert "; printed otherwise: 1. at [0, 0], 0. at [0, 1], " in picture.alternative
+    assert "; printed otherwise: 1. at [0, 0], 0. at [0, 1], " in picture.alt_text
     assert picture.data.decode().count(MISPRINT) == 12
     assert heatmap_markup(drawn).count("<small>printed") == 12
 
@@ -129,9 +129,9 @@ def test_the_same_matrix_gives_the_same_bytes_whatever_the_settings_of_matplotli
 def test_every_cell_of_a_small_matrix_has_its_number_and_a_svg_refers_to_nothing_outside() -> None:
     picture = draw_heatmaps([Panel("weights", MATRIX, PURPLE, "query", "key")])
     assert {"1", "0.25", "-3.5", "1e-30", "query", "key", "weights"} <= set(texts(picture))
-    assert picture.alternative == "weights: 2 x 2 matrix; row 0: 1, 0.25; row 1: -3.5, 1e-30."
+    assert picture.alt_text == "weights: 2 x 2 matrix; row 0: 1, 0.25; row 1: -3.5, 1e-30."
     root = ElementTree.fromstring(picture.data)
-    assert (root.get("role"), root.get("aria-label")) == ("img", picture.alternative)
+    assert (root.get("role"), root.get("aria-label")) == ("img", picture.alt_text)
     svg = draw_heatmaps([Panel("y", np.linspace(0, 3, 12).reshape(3, 4)), Panel("x", MATRIX)]).data.decode()
     assert all(target.startswith(("data:image/png;base64,", "#")) for target in re.findall(r'href="([^"]*)"', svg))
     assert "<script" not in svg
@@ -176,7 +176,7 @@ def test_any_number_can_be_drawn_and_none_is_said_to_be_none() -> None:
         shown = texts(draw_heatmaps([Panel("any", matrix)]))
         if matrix.size < 5 and matrix.dtype == float:
             assert {short_number(value) for value in matrix.ravel()} <= set(shown)
-    assert draw_heatmaps([Panel("none", np.zeros((0, 4)))]).alternative == "none: empty, shape 0 x 4"
+    assert draw_heatmaps([Panel("none", np.zeros((0, 4)))]).alt_text == "none: empty, shape 0 x 4"
     assert describe_errors(np.zeros((0, 4)), "none").endswith("there is no element.")
     numbers = {927.0: "927", 0.25: "0.25", 1e5: "1e+05", -0.0: "0", True: "1", np.inf: "inf", 1 / 3: "0.333"}
     assert {value: short_number(value) for value in numbers} == numbers
@@ -218,8 +218,8 @@ def test_a_forgotten_tail_is_said_in_words_and_drawn_by_causality_and_width(hand
     rows = [{"case": case, "verdict": verdict, "stage": "output"} for case, verdict in verdicts.items()]
     frames = hand.frames(rows, cases=[dict(case) for case in records])
     [pattern] = candidate_patterns(frames)
-    asked = replace(frames.asked[pattern.column.environment], confirmed={"numpy.eager": [pattern.where]})
-    frames = replace(frames, asked={pattern.column.environment: asked})
+    asked = replace(frames.requests[pattern.column.environment], confirmed_features={"numpy.eager": [pattern.where]})
+    frames = replace(frames, requests={pattern.column.environment: asked})
     [line] = pattern_lines(frames)
     assert line.startswith("numpy.eager fails where keys lie past the last full tile of 16: ")
     (found,) = length_maps(frames)

@@ -575,7 +575,7 @@ def test_an_element_of_a_document_has_the_index_that_the_document_counts(hand: A
             expected=[expected | {"transpose": transpose}],
         )
         [defect] = find_defects(hand.frames([wrong | numbers], cases=[case]))
-        assert defect.how_wrong.startswith(element)
+        assert defect.wrong_element_sentence.startswith(element)
 
 
 def test_a_mutation_score_says_what_was_spared_and_tries_other_rules_only_where_nothing_was(

@@ -76,13 +76,13 @@ def test_arrays_come_back_by_environment_implementation_and_stage(hand: Any) -> 
         arrays=[stored([True], name=INPUTS, stage="mask"), stored(0.25, name=EXACT), stored([9.0], case="file/two")],
     )
     arrays = hand.frames_of(first, second).arrays
-    found = arrays.of("file/one", "float64")
+    found = arrays.arrays_of("file/one", "float64")
     assert {key: array.tolist() for key, array in found.items()} == {
         ("old", "numpy.eager", "output"): [[1.0, 2.0]],
         ("new", INPUTS, "mask"): [True],
         ("new", EXACT, "output"): 0.25,
     }
-    (narrow,) = arrays.of("file/one", "bfloat16").values()
+    (narrow,) = arrays.arrays_of("file/one", "bfloat16").values()
     assert narrow.dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(narrow.astype(np.float32), half.astype(np.float32))
     # What cannot be read is as if it were not kept.
@@ -90,7 +90,7 @@ def test_arrays_come_back_by_environment_implementation_and_stage(hand: Any) -> 
     content = part.read_bytes()
     for damage in (content[:200], content[:4] + bytes(len(content) // 2) + content[4 + len(content) // 2 :]):
         part.write_bytes(damage)
-        damaged = KeptArrays({"old": first, "new": second}).of("file/one", "float64")
+        damaged = KeptArrays({"old": first, "new": second}).arrays_of("file/one", "float64")
         assert {environment for environment, _, _ in damaged} == {"new"}
 
 

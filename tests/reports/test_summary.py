@@ -28,7 +28,7 @@ from attncheck.reports.failure_patterns import (
     record_axis_lengths,
     set_options_and_inputs,
     shape_text,
-    simplicity,
+    simplicity_sort_key,
 )
 from attncheck.reports.failures import failures_by_case, find_failures
 from attncheck.reports.frames import Column, Frames
@@ -152,7 +152,7 @@ def test_what_was_judged_and_what_the_rest_lacks(hand: Any) -> None:
         (found,) = coverage_by_column(
             hand.frames([{"case": f"file/{number}"} | fields for number, fields in enumerate(rows)])
         )
-        assert found.words == words
+        assert found.summary_text == words
     cases = [hand.case(f"file/{name}") for name in "abc"]
     frames = hand.frames([{"case": "file/a"}], cases=cases, summary=False)
     assert make_summary(frames).judged == "Judged 1 of 3 cases; 2 not run"
@@ -175,7 +175,7 @@ def test_the_first_line_says_who_was_judged_in_the_standard_cases_alone(hand: An
     ]
     frames = hand.frames(rows)
     assert make_summary(frames).judged == "numpy, torch: 3 of 3 cases; jax: the 2 standard cases, which cover the rest"
-    assert [found.is_whole for found in coverage_by_column(frames)] == [True] * 3
+    assert [found.judged_all_requested for found in coverage_by_column(frames)] == [True] * 3
     alone = make_summary(hand.frames(rows[-3:])).judged
     assert alone == "Judged 2 of 2 standard cases, which cover the rest"
 
@@ -198,7 +198,7 @@ def test_what_fails_is_listed_from_the_simplest_on_whose_shape_is_written_by_its
     assert describe_case(record) == "B=2 H=4 Hkv=2 Lq=3 Lk=5 D=8 Dv=6; probes bool-mask, grouped-heads"
     # What need not be given counts behind the elements.
     assert set_options_and_inputs(record) == ["softcap", "is_causal", "mask"]
-    assert simplicity(record) == (2 * 4 * 3 * 8 + 2 * 2 * 5 * (8 + 6) + 15, 3)
+    assert simplicity_sort_key(record) == (2 * 4 * 3 * 8 + 2 * 2 * 5 * (8 + 6) + 15, 3)
     # Of a record that fits no operation nothing is said.
     odd: list[dict[str, Any]] = [
         {"operation": "dreaming"},
@@ -208,7 +208,7 @@ def test_what_fails_is_listed_from_the_simplest_on_whose_shape_is_written_by_its
     ]
     for fields in odd:
         assert describe_case(hand.case(**fields)) == "", fields
-        assert simplicity(hand.case(**fields))[0] >= 0
+        assert simplicity_sort_key(hand.case(**fields))[0] >= 0
 
 
 def test_a_badge_counts_cases_and_is_green_where_all_agree(hand: Any) -> None:
@@ -332,7 +332,12 @@ def test_what_is_so_is_found_and_counted(corpus: list[dict[str, Any]], judged: J
     [found] = candidate_patterns(
         judged(corpus, lambda case, lengths, dtype: lengths["D"] > 64 and dtype == DTYPES[case["line"] % 2])
     )
-    assert (found.where, found.noun, found.failing, found.holding) == ("D > 64", "case", len(wide), len(wide))
+    assert (found.where, found.noun, found.failing, found.cases_with_feature) == (
+        "D > 64",
+        "case",
+        len(wide),
+        len(wide),
+    )
 
 
 def test_what_was_not_asked_for_the_stage_that_fails_does_not_pass(
@@ -384,8 +389,8 @@ def test_only_what_further_problems_bore_out_is_said(corpus: list[dict[str, Any]
     [found] = candidate_patterns(frames)
     assert confirmed_patterns(frames) == ()
     environment = found.column.environment
-    asked = replace(frames.asked[environment], confirmed={found.column.implementation: ["softcap is set"]})
-    assert confirmed_patterns(replace(frames, asked={environment: asked})) == (found,)
+    asked = replace(frames.requests[environment], confirmed_features={found.column.implementation: ["softcap is set"]})
+    assert confirmed_patterns(replace(frames, requests={environment: asked})) == (found,)
 
 
 def test_no_story_is_told_of_few_cases_of_all_and_of_cases_that_were_drawn(

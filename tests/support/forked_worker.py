@@ -8,7 +8,7 @@ from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 
 from attncheck.execution import call
-from attncheck.execution.call import _exit_after
+from attncheck.execution.call import _exit_process_after
 
 
 def serve(environment: dict[str, str], connection: Connection) -> None:
@@ -17,6 +17,6 @@ def serve(environment: dict[str, str], connection: Connection) -> None:
     os.environ.update(environment)
     parent = parent_process()
     assert parent is not None
-    threading.Thread(target=_exit_after, args=(parent.join,), daemon=True).start()
-    call.end_with_parent = lambda: None  # it is the child of another process, which forks it
+    threading.Thread(target=_exit_process_after, args=(parent.join,), daemon=True).start()
+    call.exit_when_parent_exits = lambda: None  # it is the child of another process, which forks it
     call._serve_calls(connection)

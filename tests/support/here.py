@@ -67,7 +67,7 @@ def own_code_here() -> Iterator[None]:
     A file that is written again is loaded anew when this is entered again.
     """
     modules, path, hooks = {*sys.modules}, [*sys.path], [*sys.path_hooks]
-    begin_elsewhere, declared_elsewhere = DescribedWorkers.begin, DescribedWorkers.declared
+    begin_elsewhere, declared_elsewhere = DescribedWorkers.start_loading, DescribedWorkers.wait_for_declarations
 
     def begin(workers: DescribedWorkers, *questions: DescriptionRequest, seconds: float = START_SECONDS) -> None:
         begin_elsewhere(workers, *(question for question in questions if question.target.program), seconds=seconds)
@@ -78,8 +78,8 @@ def own_code_here() -> Iterator[None]:
         return declared_elsewhere(workers, question, seconds) if question.target.program else _declared(question.target)
 
     with evaluation_here(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DescribedWorkers, "begin", begin)
-        patch.setattr(DescribedWorkers, "declared", declared)
+        patch.setattr(DescribedWorkers, "start_loading", begin)
+        patch.setattr(DescribedWorkers, "wait_for_declarations", declared)
         try:
             yield
         finally:
@@ -91,7 +91,7 @@ def own_code_here() -> Iterator[None]:
 
 
 def _declared(target: Target) -> Declarations:
-    """Answer as a process does that goes on as a worker (``describing.describe``)."""
+    """Answer as a process does that goes on as a worker (``describing.describe_all``)."""
     try:
         loaded = user_call.load_target(target)
         return read_target_declarations(loaded, target.attribute.rpartition(".")[2], target.signature)

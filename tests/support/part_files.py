@@ -46,9 +46,9 @@ def take_rows(path: Path, rows: list[int]) -> None:
 def split_arrays(path: Path, count: int) -> None:
     """Write a part of arrays as parts of so many blocks each."""
     with TableFile(path, 2**30, 10**6) as file:
-        table = file.table(ARRAY_SCHEMA)
+        table = file.read_columns(ARRAY_SCHEMA)
         number = int(table["block"].array.max()) + 1
-        blocks = [file.block(block) for block in range(number)]
+        blocks = [file.read_block(block) for block in range(number)]
     for part, first in enumerate(range(0, number, count)):
         of_part = table.take((table["block"].array >= first) & (table["block"].array < first + count))
         columns = {**of_part.columns, "block": of_part["block"]._replace(array=of_part["block"].array - first)}

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from attncheck.execution.implementation_selection import find_implementation
-from attncheck.execution.implementations import Implementation, user_entry
+from attncheck.execution.implementations import Implementation, make_user_entry
 from attncheck.execution.user_code import Target
 from attncheck.reading.case import Case
 from attncheck.repro import repro_script
@@ -31,7 +31,7 @@ def implementation(name: str) -> Implementation:
     """Find an implementation; one of somebody's own without a process that looks what it declares."""
     if not (name.endswith(".py") or ":" in name):
         return find_implementation(name)
-    entry = user_entry(Target.of(name), {}, None)
+    entry = make_user_entry(Target.parse(name), {}, None)
     (mode,) = entry.all_modes
     return Implementation(entry, mode)
 

@@ -18,7 +18,13 @@ from distributed import Client
 from attncheck.common.errors import ClusterError, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.runner import WorkerGroup
-from attncheck.executors.dask.tasks import JobContext, differences, end_run, found_here, required_sources
+from attncheck.executors.dask.tasks import (
+    JobContext,
+    describe_version_differences,
+    end_run,
+    find_installed_versions,
+    required_sources,
+)
 from attncheck.judging.units import Judge
 
 CONNECT_SECONDS = 10.0
@@ -47,16 +53,16 @@ class Cluster:
 
     def workers(self) -> Workers:
         """Return the scheduler's workers. Raises ``ClusterError`` if it does not answer."""
-        return workers_of(self.client, self.address)
+        return fetch_workers(self.client, self.address)
 
 
 @contextmanager
-def connected(address: str, groups: Sequence[WorkerGroup], judge: Judge, limits: Limits) -> Iterator[Cluster]:
+def connect_for_run(address: str, groups: Sequence[WorkerGroup], judge: Judge, limits: Limits) -> Iterator[Cluster]:
     """Connect to a cluster for one run, and end the rest of the run there afterwards.
 
     Raises ``UsageError`` if no scheduler answers at the address, or if the workers lack something.
     """
-    with _quiet():
+    with _silence_dask():
         try:
             client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, name="attncheck")
         except Exception as error:  # an invalid address raises many kinds of errors
@@ -66,9 +72,9 @@ def connected(address: str, groups: Sequence[WorkerGroup], judge: Judge, limits:
             ) from None
         job: JobContext | None = None
         try:
-            workers = workers_of(client, address)
+            workers = fetch_workers(client, address)
             _require_resources(address, workers, groups)
-            here = found_here(required_sources(groups))
+            here = find_installed_versions(required_sources(groups))
             _require_versions(client, workers, groups, here)
             job = _job_context(groups, judge, limits, workers, here)
             yield Cluster(client, address, job)
@@ -76,46 +82,46 @@ def connected(address: str, groups: Sequence[WorkerGroup], judge: Judge, limits:
             _end_run(client, job)
 
 
-def describe(workers: Workers) -> dict[str, Any]:
+def describe_cluster(workers: Workers) -> dict[str, Any]:
     """Return the record of a cluster for environment.json; nothing in it depends on the machines' addresses."""
-    offers = Counter(_in_words(worker["resources"]) for worker in workers.values())
+    offers = Counter(_format_resources(worker["resources"]) for worker in workers.values())
     return {
         "workers": len(workers),
-        "threads": threads_of(workers),
+        "threads": count_threads(workers),
         "machines": len({worker["host"] for worker in workers.values()}),
         "resources": dict(sorted(offers.items())),
     }
 
 
-def threads_of(workers: Workers) -> int:
+def count_threads(workers: Workers) -> int:
     """Return how many tasks the workers can do at the same time."""
     return sum(int(worker["nthreads"]) for worker in workers.values())
 
 
-def lacking(workers: Workers, groups: Sequence[WorkerGroup]) -> dict[str, float]:
+def find_missing_resources(workers: Workers, groups: Sequence[WorkerGroup]) -> dict[str, float]:
     """Return the needs of the first group that no worker offers; empty if each group can run on a worker."""
     for group in groups:
-        needs = group.implementation.needs
-        if not any(offers(worker, needs) for worker in workers.values()):
+        needs = group.implementation.cluster_resources
+        if not any(has_resources(worker, needs) for worker in workers.values()):
             return needs
     return {}
 
 
-def offers(worker: Mapping[str, Any], needs: Mapping[str, float]) -> bool:
+def has_resources(worker: Mapping[str, Any], needs: Mapping[str, float]) -> bool:
     """Return whether a worker has these amounts of all resources."""
     return all(worker["resources"].get(name, 0) >= amount for name, amount in needs.items())
 
 
-def workers_of(client: Client, address: str) -> Workers:
+def fetch_workers(client: Client, address: str) -> Workers:
     """Return a scheduler's workers. Raises ``ClusterError`` if it does not answer."""
     try:
         workers: Workers = client.scheduler_info(n_workers=-1)["workers"]
         return workers
     except Exception as error:  # whatever the connection died of
-        raise lost(address, f"{type(error).__name__}: {error}") from None
+        raise lost_cluster_error(address, f"{type(error).__name__}: {error}") from None
 
 
-def lost(address: str, why: str) -> ClusterError:
+def lost_cluster_error(address: str, why: str) -> ClusterError:
     """Return the error of a lost cluster, with how to go on."""
     return ClusterError(
         f"the cluster at {address} is lost: {why}; what was judged is on disk, and the same command with --resume goes "
@@ -125,23 +131,27 @@ def lost(address: str, why: str) -> ClusterError:
 
 def worker_command(address: str, needs: Mapping[str, float]) -> str:
     """Return the command that starts a worker which offers something."""
-    return _WORKER_COMMAND.format(address=address, resources=_in_words(needs))
+    return _WORKER_COMMAND.format(address=address, resources=_format_resources(needs))
 
 
 def _require_resources(address: str, workers: Workers, groups: Sequence[WorkerGroup]) -> None:
-    missing = lacking(workers, groups)
+    missing = find_missing_resources(workers, groups)
     if not missing:
         return
-    names = ", ".join(group.implementation.name for group in groups if group.implementation.needs == missing)
-    there = "; ".join(f"{worker['name']}: {_in_words(worker['resources']) or 'none'}" for worker in workers.values())
+    names = ", ".join(
+        group.implementation.name for group in groups if group.implementation.cluster_resources == missing
+    )
+    there = "; ".join(
+        f"{worker['name']}: {_format_resources(worker['resources']) or 'none'}" for worker in workers.values()
+    )
     raise UsageError(
-        f"no worker of the cluster at {address} offers {_in_words(missing)}, which {names} needs; workers and their "
-        f"resources: {there or 'no worker'}; start one with: {worker_command(address, missing)}"
+        f"no worker of the cluster at {address} offers {_format_resources(missing)}, which {names} needs; workers and "
+        f"their resources: {there or 'no worker'}; start one with: {worker_command(address, missing)}"
     )
 
 
 def _require_versions(client: Client, workers: Workers, groups: Sequence[WorkerGroup], here: Mapping[str, str]) -> None:
-    answers = client.run(found_here, required_sources(groups), on_error="return")
+    answers = client.run(find_installed_versions, required_sources(groups), on_error="return")
     for address, versions in sorted(answers.items()):
         if address not in workers:  # it has just joined, and checks its versions at its first task
             continue
@@ -151,8 +161,8 @@ def _require_versions(client: Client, workers: Workers, groups: Sequence[WorkerG
                 f"worker {name} cannot run attncheck: {type(versions).__name__}: {versions}; install there what is "
                 f"here: Python {platform.python_version()}, attncheck[dask] {here['attncheck']} and the frameworks"
             )
-        able = [group for group in groups if offers(workers[address], group.implementation.needs)]
-        wrong = differences(_versions_needed(here, able), versions)
+        able = [group for group in groups if has_resources(workers[address], group.implementation.cluster_resources)]
+        wrong = describe_version_differences(_versions_needed(here, able), versions)
         if wrong:
             raise UsageError(
                 f"worker {name} ({address}) has other versions than this machine: {'; '.join(wrong)}; install the "
@@ -184,12 +194,12 @@ def _job_context(
 def _end_run(client: Client, job: JobContext | None) -> None:
     """End the rest of the run on the cluster; a cluster that does not answer is ignored."""
 
-    def end() -> None:
+    def end_tasks() -> None:
         with suppress(Exception):
             if job is not None and client.status == "running":
                 client.run(end_run, job.name, on_error="ignore")
 
-    _run_with_timeout(_END_SECONDS, end)
+    _run_with_timeout(_END_SECONDS, end_tasks)
     _run_with_timeout(_END_SECONDS, client.close)
 
 
@@ -200,7 +210,7 @@ def _run_with_timeout(seconds: float, function: Callable[[], object]) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_dask() -> Iterator[None]:
     """Keep Dask's log and warnings from the terminal: attncheck reports what matters itself."""
     loggers = [
         logging.getLogger(name)
@@ -219,5 +229,5 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _in_words(resources: Mapping[str, float]) -> str:
+def _format_resources(resources: Mapping[str, float]) -> str:
     return " ".join(f"{name}={amount:g}" for name, amount in resources.items())

@@ -26,19 +26,19 @@ from attncheck.execution.worker import Failure
 from attncheck.executors.base import ResultRecorder
 from attncheck.executors.dask.connection import (
     Cluster,
-    describe,
-    lacking,
-    lost,
-    offers,
-    threads_of,
+    count_threads,
+    describe_cluster,
+    find_missing_resources,
+    has_resources,
+    lost_cluster_error,
     worker_command,
 )
 from attncheck.executors.dask.tasks import Batch, GroupOutcomes, JudgedBatch, evaluate_batch, judge_batch
 from attncheck.planning.plan import Plan, Unit
 
-PATIENCE_SECONDS = 60.0
+MAX_SECONDS_WITHOUT_WORKER = 60.0
 """A cluster without a worker for something is given up after so long: nodes take a while to come back."""
-LOOK_SECONDS = 1.0
+SECONDS_BETWEEN_CHECKS = 1.0
 _MAX_UNITS = 48
 _BATCH_SECONDS = 0.5
 _BATCH_BYTES = 2**24
@@ -51,7 +51,7 @@ class DaskExecutor:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self.record: Mapping[str, Any] = {"cluster": describe(cluster.workers())}
+        self.environment_record: Mapping[str, Any] = {"cluster": describe_cluster(cluster.workers())}
 
     @property
     def descriptions(self) -> Mapping[str, Mapping[str, str]]:
@@ -59,7 +59,7 @@ class DaskExecutor:
         return self._cluster.descriptions
 
     @property
-    def starting(self) -> Sequence[str]:
+    def starting_frameworks(self) -> Sequence[str]:
         """Return no name: the workers of a cluster do not report it."""
         return ()
 
@@ -70,11 +70,13 @@ class DaskExecutor:
         if not self._cluster.job.judge.implementations:
             return
         try:
-            driver.drive()
+            driver.run_plan()
         except (CancelledError, CommClosedError):
-            raise lost(self._cluster.address, "the scheduler is gone, or was asked to forget this run") from None
+            raise lost_cluster_error(
+                self._cluster.address, "the scheduler is gone, or was asked to forget this run"
+            ) from None
         finally:
-            driver.cancel()
+            driver.cancel_tasks()
 
 
 class _Driver:
@@ -84,37 +86,39 @@ class _Driver:
         self, cluster: Cluster, plan: Plan, recorder: ResultRecorder, on_progress: Callable[[int, int], None]
     ) -> None:
         self.cluster, self.plan, self.recorder, self.on_progress = cluster, plan, recorder, on_progress
-        self.total = sum(len(serving(cluster, unit)) for unit in plan)
+        self.total = sum(len(groups_serving_unit(cluster, unit)) for unit in plan)
         self._next = 0
         self._units_per_batch = 1.0
         self._in_flight: dict[Future, tuple[Unit, ...]] = {}
         self._suspects: list[QuarantinedUnit] = []
         self._done: SimpleQueue[Future] = SimpleQueue()
         self._threads = 1
-        self._looked = self._able = monotonic()
+        self._checked_at = self._able = monotonic()
 
-    def drive(self) -> None:
+    def run_plan(self) -> None:
         """Keep the cluster busy until every unit is judged."""
-        self._look()
-        while not self.recorder.is_stopped and (self._fill() or self._in_flight):
+        self._check_workers()
+        while not self.recorder.is_stopped and (self._submit_batches() or self._in_flight):
             try:
-                self._record_batch(self._done.get(timeout=LOOK_SECONDS))
+                self._record_batch(self._done.get(timeout=SECONDS_BETWEEN_CHECKS))
             except Empty:
-                self._look()
-            if monotonic() - self._looked > LOOK_SECONDS * 5:
-                self._look()
+                self._check_workers()
+            if monotonic() - self._checked_at > SECONDS_BETWEEN_CHECKS * 5:
+                self._check_workers()
         for suspect in sorted(self._suspects, key=lambda suspect: suspect.unit.position):
             if self.recorder.is_stopped:
                 return
-            self._add(judge_alone(self.cluster, self.plan, suspect, self._look), (suspect.unit,))
+            self._record_judged_batch(
+                judge_suspect_unit(self.cluster, self.plan, suspect, self._check_workers), (suspect.unit,)
+            )
 
-    def cancel(self) -> None:
+    def cancel_tasks(self) -> None:
         """Cancel what is in flight."""
         if self._in_flight and self.cluster.client.status == "running":
             self.cluster.client.cancel(list(self._in_flight), force=True)
         self._in_flight.clear()
 
-    def _fill(self) -> bool:
+    def _submit_batches(self) -> bool:
         """Send batches until enough are in flight; tell whether any are left."""
         units = self.plan.units
         while self._next < len(units) and len(self._in_flight) < _BATCHES_PER_THREAD * self._threads:
@@ -122,7 +126,7 @@ class _Driver:
             count = min(self._units_per_batch, _MAX_UNITS, max(shared, self._units_per_batch / 8))
             count = max(1, int(count))  # and never so small that sending them costs more than they do
             chosen = tuple(units[self._next : self._next + count])
-            future = submit(self.cluster, self.plan, chosen, self._next)
+            future = submit_batch(self.cluster, self.plan, chosen, self._next)
             self._in_flight[future] = chosen
             self._next += count
             future.add_done_callback(self._done.put)
@@ -131,10 +135,10 @@ class _Driver:
     def _record_batch(self, future: Future) -> None:
         """Record the results of a batch."""
         if future.status == "error":
-            self._fail(future)
+            self._handle_failed_batch(future)
         elif future.status == "cancelled":
             raise CancelledError
-        elif (packed := fetched(future)) is None:  # the worker that held it is lost: it is computed again
+        elif (packed := fetch_result(future)) is None:  # the worker that held it is lost: it is computed again
             future.add_done_callback(self._done.put)
         else:
             judged: JudgedBatch = pickle.loads(packed)
@@ -142,59 +146,65 @@ class _Driver:
             # Batches that are worth sending, and do not take long to compute.
             fitting = len(units) / max(judged.seconds / _BATCH_SECONDS, len(packed) / _BATCH_BYTES, 1e-9)
             self._units_per_batch = min(fitting, 4 * self._units_per_batch, _MAX_UNITS)
-            self._add(judged, units)
+            self._record_judged_batch(judged, units)
 
-    def _fail(self, future: Future) -> None:
+    def _handle_failed_batch(self, future: Future) -> None:
         """Suspect the units of a batch that killed workers; raise any other error."""
         error = future.exception()
         if isinstance(error, OSError):
-            raise lost(self.cluster.address, f"a worker cannot go on: {type(error).__name__}: {error}") from None
+            raise lost_cluster_error(
+                self.cluster.address, f"a worker cannot go on: {type(error).__name__}: {error}"
+            ) from None
         if not isinstance(error, KilledWorker):
-            raise error if error is not None else lost(self.cluster.address, "a task failed without a reason")
+            raise (
+                error
+                if error is not None
+                else lost_cluster_error(self.cluster.address, "a task failed without a reason")
+            )
         deaths = error.allowed_failures + 1
         self._suspects += [QuarantinedUnit(unit, deaths) for unit in self._in_flight.pop(future)]
 
-    def _add(self, judged: JudgedBatch, units: Sequence[Unit]) -> None:
+    def _record_judged_batch(self, judged: JudgedBatch, units: Sequence[Unit]) -> None:
         for name, description in judged.descriptions.items():
             self.cluster.descriptions[name] = description or self.cluster.descriptions.get(name, {})
         for result in judged.results:
-            self.recorder.add(result)
-        self.recorder.evaluations += sum(len(serving(self.cluster, unit)) for unit in units)
+            self.recorder.record_result(result)
+        self.recorder.evaluations += sum(len(groups_serving_unit(self.cluster, unit)) for unit in units)
         self.on_progress(self.recorder.evaluations, self.total)
 
-    def _look(self) -> None:
+    def _check_workers(self) -> None:
         """Check the workers. Raises ``ClusterError`` if for too long none of them could compute the rest."""
-        self._looked = monotonic()
+        self._checked_at = monotonic()
         workers = self.cluster.workers()
-        self._threads = max(1, threads_of(workers))
-        missing = lacking(workers, self.cluster.groups)
+        self._threads = max(1, count_threads(workers))
+        missing = find_missing_resources(workers, self.cluster.groups)
         if workers and not missing:
-            self._able = self._looked
-        elif self._looked - self._able > PATIENCE_SECONDS:
+            self._able = self._checked_at
+        elif self._checked_at - self._able > MAX_SECONDS_WITHOUT_WORKER:
             command = worker_command(self.cluster.address, missing)
-            why = f"no worker is left for {PATIENCE_SECONDS:g} s; start one with: {command}"
-            raise lost(self.cluster.address, why)
+            why = f"no worker is left for {MAX_SECONDS_WITHOUT_WORKER:g} s; start one with: {command}"
+            raise lost_cluster_error(self.cluster.address, why)
 
 
 _FETCH_SECONDS = 2.0
 
 
-def serving(cluster: Cluster, unit: Unit) -> list[int]:
+def groups_serving_unit(cluster: Cluster, unit: Unit) -> list[int]:
     """Return the groups that serve a unit."""
     return [number for number, group in enumerate(cluster.groups) if unit.dtype in group.dtypes]
 
 
-def pack(plan: Plan, units: Sequence[Unit]) -> bytes:
+def pack_batch(plan: Plan, units: Sequence[Unit]) -> bytes:
     """Pack units with their cases, once for all tasks of a batch."""
     indices = {case: number for number, case in enumerate(dict.fromkeys(unit.case_index for unit in units))}
     here = tuple(replace(unit, case_index=indices[unit.case_index]) for unit in units)
     return pickle.dumps(Batch(tuple(plan.cases[case] for case in indices), here), pickle.HIGHEST_PROTOCOL)
 
 
-def submit(cluster: Cluster, plan: Plan, units: Sequence[Unit], number: int) -> Future:
+def submit_batch(cluster: Cluster, plan: Plan, units: Sequence[Unit], number: int) -> Future:
     """Send the tasks of a batch, an evaluation for each group and one that judges; return the latter's future."""
-    batch = pack(plan, units)
-    groups = sorted({group for unit in units for group in serving(cluster, unit)})
+    batch = pack_batch(plan, units)
+    groups = sorted({group for unit in units for group in groups_serving_unit(cluster, unit)})
     evaluations = [
         cluster.client.submit(
             evaluate_batch,
@@ -202,7 +212,7 @@ def submit(cluster: Cluster, plan: Plan, units: Sequence[Unit], number: int) -> 
             batch,
             group,
             key=f"evaluate-{cluster.job.name}-{number}-{group}",
-            resources=cluster.groups[group].implementation.needs,
+            resources=cluster.groups[group].implementation.cluster_resources,
         )
         for group in groups
     ]
@@ -210,7 +220,7 @@ def submit(cluster: Cluster, plan: Plan, units: Sequence[Unit], number: int) -> 
     return cluster.client.submit(judge_batch, cluster.packed, batch, groups, evaluations, key=key)
 
 
-def fetched(future: Future) -> Any:
+def fetch_result(future: Future) -> Any:
     """Fetch a finished result; None if it is lost with its worker."""
     seconds = _FETCH_SECONDS
     while future.status == "finished":
@@ -223,8 +233,8 @@ def fetched(future: Future) -> Any:
     return None
 
 
-_LOOK_SECONDS = 0.2
-_TURNS_ALONE = 2
+_SECONDS_BETWEEN_POLLS = 0.2
+_ATTEMPTS_ALONE = 2
 """How often an evaluation has to kill a worker alone: the first one may have been dying of another evaluation."""
 
 
@@ -233,39 +243,45 @@ class QuarantinedUnit:
     """A unit that was in flight when workers died, so many times that Dask gave up."""
 
     unit: Unit
-    deaths: int
+    worker_deaths: int
 
 
-def judge_alone(cluster: Cluster, plan: Plan, suspect: QuarantinedUnit, look: Callable[[], None]) -> JudgedBatch:
-    """Compute and judge a unit; an evaluation that kills its worker is a crash. ``look`` gives up waiting for workers.
+def judge_suspect_unit(
+    cluster: Cluster, plan: Plan, suspect: QuarantinedUnit, check_workers: Callable[[], None]
+) -> JudgedBatch:
+    """Compute and judge a unit; an evaluation that kills its worker is a crash.
+
+    ``check_workers`` raises an error if the cluster has had no usable worker for too long.
 
     Raises ``ClusterError`` if judging it kills a worker.
     """
     unit = suspect.unit
-    batch, groups, answers = pack(plan, [unit]), serving(cluster, unit), []
+    batch, groups, answers = pack_batch(plan, [unit]), groups_serving_unit(cluster, unit), []
     for group in groups:
-        needs, answer = cluster.groups[group].implementation.needs, None
-        for turn in range(_TURNS_ALONE):
+        needs, answer = cluster.groups[group].implementation.cluster_resources, None
+        for turn in range(_ATTEMPTS_ALONE):
             key = f"evaluate-{cluster.job.name}-alone-{unit.position}-{group}-{turn}"
             if answer is None:
-                somebody = _answering_worker(cluster, needs, look)
-                answer = _call_on(somebody, cluster, key, needs, evaluate_batch, cluster.packed, batch, group)
+                somebody = _find_answering_worker(cluster, needs, check_workers)
+                answer = _call_on_worker(somebody, cluster, key, needs, evaluate_batch, cluster.packed, batch, group)
         if answer is None:
-            times = suspect.deaths + _TURNS_ALONE
+            times = suspect.worker_deaths + _ATTEMPTS_ALONE
             reason = f"the cluster's worker died {times} times with this evaluation"
             failure = Failure("crash", f"{reason}, the last time with nothing beside it")
             answer = GroupOutcomes((failure,), {}, 0.0)
         answers.append(answer)
     key = f"judge-{cluster.job.name}-alone-{unit.position}"
-    somebody = _answering_worker(cluster, {}, look)
-    packed = _call_on(somebody, cluster, key, {}, judge_batch, cluster.packed, batch, groups, answers)
+    somebody = _find_answering_worker(cluster, {}, check_workers)
+    packed = _call_on_worker(somebody, cluster, key, {}, judge_batch, cluster.packed, batch, groups, answers)
     if packed is None:
-        raise lost(cluster.address, f"judging {plan.case(unit).id} in {unit.dtype} kills the worker that does it")
+        raise lost_cluster_error(
+            cluster.address, f"judging {plan.case(unit).id} in {unit.dtype} kills the worker that does it"
+        )
     judged: JudgedBatch = pickle.loads(packed)
     return judged
 
 
-def _call_on(
+def _call_on_worker(
     worker: str,
     cluster: Cluster,
     key: str | None,
@@ -286,24 +302,24 @@ def _call_on(
     try:
         while future.status in ("pending", "lost"):
             with suppress(TimeoutError), cluster.client.as_current():
-                wait([future], timeout=_LOOK_SECONDS)
+                wait([future], timeout=_SECONDS_BETWEEN_POLLS)
             if future.status != "finished" and worker not in cluster.workers():
                 return None
-        return future.result() if future.status == "error" else fetched(future)
+        return future.result() if future.status == "error" else fetch_result(future)
     except KilledWorker:
         return None
     finally:
         future.cancel()
 
 
-def _answering_worker(cluster: Cluster, needs: Mapping[str, float], look: Callable[[], None]) -> str:
+def _find_answering_worker(cluster: Cluster, needs: Mapping[str, float], check_workers: Callable[[], None]) -> str:
     """Return the address of a worker that has the needed resources and answers, once there is one.
 
     The scheduler lists a killed worker until it notices. A call on that worker would be blamed for the death.
     """
     while True:
-        addresses = [address for address, worker in cluster.workers().items() if offers(worker, needs)]
-        if addresses and _call_on(min(addresses), cluster, None, {}, int) is not None:
+        addresses = [address for address, worker in cluster.workers().items() if has_resources(worker, needs)]
+        if addresses and _call_on_worker(min(addresses), cluster, None, {}, int) is not None:
             return min(addresses)
-        look()
-        sleep(_LOOK_SECONDS)
+        check_workers()
+        sleep(_SECONDS_BETWEEN_POLLS)

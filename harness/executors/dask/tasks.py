@@ -20,7 +20,7 @@ from time import perf_counter
 
 from attncheck.common.errors import UsageError
 from attncheck.common.store import user_store
-from attncheck.execution.call import Limits, with_memory_per_worker
+from attncheck.execution.call import Limits, divide_memory_between_workers
 from attncheck.execution.environment import package_version
 from attncheck.execution.implementations import UserImplementation
 from attncheck.execution.runner import GroupRunner, WorkerGroup
@@ -29,17 +29,17 @@ from attncheck.judging.units import Judge, UnitResult
 from attncheck.planning.plan import Plan, Unit
 from attncheck.reading.case import Case
 
-_PLANS_KEPT = 4
-_RUNS_KEPT = 64
+_MAX_CACHED_PLANS = 4
+_MAX_REMEMBERED_RUNS = 64
 
 
 @dataclass(frozen=True)
 class JobContext:
     """The context that all tasks of a run share.
 
-    ``runners`` is how many worker processes a machine may have to hold. Without ``limits_memory``, the default memory
-    limit of each machine applies. ``versions`` have to be the same on workers of each of the ``groups``, and those
-    under -1 on all workers.
+    ``max_workers_per_machine`` is how many worker processes a machine may have to hold. Without ``limits_memory``, the
+    default memory limit of each machine applies. ``versions`` have to be the same on workers of each of the ``groups``,
+    and those under -1 on all workers.
     """
 
     name: str
@@ -47,7 +47,7 @@ class JobContext:
     judge: Judge
     limits: Limits
     limits_memory: bool
-    runners: int
+    max_workers_per_machine: int
     versions: Mapping[int, Mapping[str, str]]
 
 
@@ -89,14 +89,14 @@ class _Run:
         self.ended = False
         self._folder = tempfile.TemporaryDirectory(prefix="attncheck-")
         limits = job.limits if job.limits_memory else replace(job.limits, hard_memory_limit=Limits().hard_memory_limit)
-        self._limits = with_memory_per_worker(limits, job.runners)
+        self._limits = divide_memory_between_workers(limits, job.max_workers_per_machine)
         # What is kept for later runs lies in the cache folder of each machine.
         keeps = job.judge.store.folder is not None
-        self.judge = replace(job.judge, store=user_store(job.judge.store.size)) if keeps else job.judge
+        self.judge = replace(job.judge, store=user_store(job.judge.store.max_bytes)) if keeps else job.judge
         self._lock = Lock()
         self._runners: dict[int, tuple[Lock, GroupRunner[Unit]]] = {}
 
-    def runner(self, group: int) -> tuple[Lock, GroupRunner[Unit]]:
+    def runner_and_lock(self, group: int) -> tuple[Lock, GroupRunner[Unit]]:
         """Return the runner of a group, and the lock that gives it to one task at a time."""
         with self._lock:
             if group not in self._runners:
@@ -122,15 +122,15 @@ class _Run:
 
 
 _runs: dict[str, _Run] = {}
-_ended: list[str] = []
+_ended_runs: list[str] = []
 _runs_lock = Lock()
 
 
 def evaluate_batch(packed_campaign: bytes, packed_batch: bytes, group: int) -> GroupOutcomes:
     """Evaluate those units of a batch that a group serves."""
-    run = _run_of(packed_campaign)
-    plan, dtypes = _plan_of(packed_batch), run.job.groups[group].dtypes
-    lock, runner = run.runner(group)
+    run = _get_run(packed_campaign)
+    plan, dtypes = _unpack_plan(packed_batch), run.job.groups[group].dtypes
+    lock, runner = run.runner_and_lock(group)
     outcomes = []
     with lock:
         begun = perf_counter()
@@ -140,9 +140,9 @@ def evaluate_batch(packed_campaign: bytes, packed_batch: bytes, group: int) -> G
             if unit.dtype in dtypes:
                 case, problem = plan.case(unit), partial(plan.problem, unit)
                 if runner.group.runs_case(unit.dtype, in_standard=unit.is_standard):
-                    outcomes.append(runner.lack_known_beforehand(case, unit.dtype) or runner.evaluate(problem()))
+                    outcomes.append(runner.known_unsupported_outcome(case, unit.dtype) or runner.evaluate(problem()))
                 else:
-                    outcomes.append(runner.left_out(case, unit.dtype, problem))
+                    outcomes.append(runner.outcome_of_left_out_case(case, unit.dtype, problem))
         return GroupOutcomes(tuple(outcomes), runner.description, perf_counter() - begun)
 
 
@@ -150,8 +150,8 @@ def judge_batch(
     packed_campaign: bytes, packed_batch: bytes, groups: Sequence[int], answers: Sequence[GroupOutcomes]
 ) -> bytes:
     """Judge every unit of a batch on what the groups have answered; return the ``JudgedBatch``, pickled."""
-    run = _run_of(packed_campaign)
-    job, plan = run.job, _plan_of(packed_batch)
+    run = _get_run(packed_campaign)
+    job, plan = run.job, _unpack_plan(packed_batch)
     begun = perf_counter()
     served = [(job.groups[group], iter(answer.outcomes)) for group, answer in zip(groups, answers, strict=True)]
     results = []
@@ -170,7 +170,7 @@ def judge_batch(
 def check_versions(job: JobContext, group: int) -> None:
     """Raise ``UsageError`` if this process has other versions: a worker may join late."""
     asked = required_sources([job.groups[group]] if group >= 0 else [])
-    wrong = differences(job.versions[group], found_here(asked))
+    wrong = describe_version_differences(job.versions[group], find_installed_versions(asked))
     if wrong:
         raise UsageError(f"a worker that joined the cluster has other versions: {'; '.join(wrong)}")
 
@@ -178,17 +178,17 @@ def check_versions(job: JobContext, group: int) -> None:
 def end_run(name: str) -> None:
     """End the rest of a run in this process, without waiting for it."""
     with _runs_lock:
-        _ended.append(name)
-        del _ended[:-_RUNS_KEPT]
+        _ended_runs.append(name)
+        del _ended_runs[:-_MAX_REMEMBERED_RUNS]
         run = _runs.pop(name, None)
     if run is not None:
         Thread(target=run.end, daemon=True).start()
 
 
-def _run_of(packed: bytes) -> _Run:
-    job = _job_of(packed)
+def _get_run(packed: bytes) -> _Run:
+    job = _unpack_job(packed)
     with _runs_lock:
-        if job.name in _ended:
+        if job.name in _ended_runs:
             raise RunEnded
         if job.name not in _runs:
             check_versions(job, -1)
@@ -196,23 +196,23 @@ def _run_of(packed: bytes) -> _Run:
         return _runs[job.name]
 
 
-@lru_cache(maxsize=_PLANS_KEPT)
-def _job_of(packed: bytes) -> JobContext:
+@lru_cache(maxsize=_MAX_CACHED_PLANS)
+def _unpack_job(packed: bytes) -> JobContext:
     job: JobContext = pickle.loads(packed)
     return job
 
 
-@lru_cache(maxsize=_PLANS_KEPT)
-def _plan_of(packed: bytes) -> Plan:
+@lru_cache(maxsize=_MAX_CACHED_PLANS)
+def _unpack_plan(packed: bytes) -> Plan:
     """Unpack a batch; later tasks of the same batch in this process share its inputs."""
     batch: Batch = pickle.loads(packed)
     return Plan(batch.cases, batch.units)
 
 
-ABSENT = "nothing"
-_ALWAYS = ("attncheck", "distributed", "numpy", "ml_dtypes", "python-flint")
-_CODE = ("attncheck.backends", "attncheck")
-_BESIDE = ("backends", "cases", "reports")
+ABSENT_VERSION = "nothing"
+_ALWAYS_REQUIRED_PACKAGES = ("attncheck", "distributed", "numpy", "ml_dtypes", "python-flint")
+_CODE_PACKAGES = ("attncheck.backends", "attncheck")
+_FOLDERS_OF_SUBPACKAGES = ("backends", "cases", "reports")
 """The folders in the folder of an installed `attncheck`, and beside it in a checkout."""
 _PYTHON, _SOURCE = "Python", "attncheck's code"
 
@@ -233,38 +233,43 @@ class RequiredSources:
 def required_sources(groups: Iterable[WorkerGroup]) -> RequiredSources:
     """Return the distributions and files whose versions have to be the same for these groups."""
     entries = [group.implementation.entry for group in groups]
-    packages = {*_ALWAYS, *(name for entry in entries for name in (*entry.packages, *entry.distributions))}
+    packages = {
+        *_ALWAYS_REQUIRED_PACKAGES,
+        *(name for entry in entries for name in (*entry.packages, *entry.distributions)),
+    }
     modules = {entry.target.module for entry in entries if isinstance(entry, UserImplementation)}
     return RequiredSources(tuple(sorted(packages)), tuple(sorted(path for path in modules if path.endswith(".py"))))
 
 
-def found_here(asked: RequiredSources) -> dict[str, str]:
+def find_installed_versions(required: RequiredSources) -> dict[str, str]:
     """Return the versions of these sources in this process."""
     versions = {_PYTHON: platform.python_version(), _SOURCE: _digest_of_code()}
-    versions |= {name: package_version(name) or ABSENT for name in asked.packages}
-    return versions | {path: _digest(Path(path)) if Path(path).is_file() else ABSENT for path in asked.files}
+    versions |= {name: package_version(name) or ABSENT_VERSION for name in required.packages}
+    return versions | {
+        path: _file_digest(Path(path)) if Path(path).is_file() else ABSENT_VERSION for path in required.files
+    }
 
 
-def differences(expected: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
+def describe_version_differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
     """Return the differences from the expected versions in words."""
     return [
-        f"{name}: {there.get(name, ABSENT)} there, {wanted} here"
+        f"{name}: {found.get(name, ABSENT_VERSION)} there, {wanted} here"
         for name, wanted in expected.items()
-        if there.get(name, ABSENT) != wanted
+        if found.get(name, ABSENT_VERSION) != wanted
     ]
 
 
 @cache
 def _digest_of_code() -> str:
     """Return the digest of attncheck's code, since checkouts of one version may differ."""
-    folders = [Path(folder) for name in _CODE for folder in import_module(name).__path__]
+    folders = [Path(folder) for name in _CODE_PACKAGES for folder in import_module(name).__path__]
     paths = [(path.relative_to(folder), path) for folder in folders for path in folder.rglob("*.py")]
-    files = [(name.as_posix(), path) for name, path in paths if name.parts[0] not in _BESIDE]
+    files = [(name.as_posix(), path) for name, path in paths if name.parts[0] not in _FOLDERS_OF_SUBPACKAGES]
     total = sha256()
     for name, path in sorted(files):
-        total.update(f"{name}\0{_digest(path)}\0".encode())
+        total.update(f"{name}\0{_file_digest(path)}\0".encode())
     return total.hexdigest()[:12]
 
 
-def _digest(path: Path) -> str:
+def _file_digest(path: Path) -> str:
     return sha256(path.read_bytes()).hexdigest()[:12]

@@ -192,6 +192,6 @@ def test_the_answer_of_a_meaning_is_that_of_no_other() -> None:
                     exact = truth_of_meaning(meaning, dtype).exact[question.stage].high / meaning.factor
                 array = round_to(exact, dtype)
                 found = [
-                    each.words for each in question.meanings if matches_meaning(question, each, array, dtype, model)
+                    each.text for each in question.meanings if matches_meaning(question, each, array, dtype, model)
                 ]
-                assert found == [meaning.words], (question.name, dtype, model)
+                assert found == [meaning.text], (question.name, dtype, model)

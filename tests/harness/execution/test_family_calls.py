@@ -45,7 +45,7 @@ from attncheck.execution.programs import (
     try_protocol_rules,
 )
 from attncheck.execution.user_call import contract_functions_of, read_target_declarations, wrap_target
-from attncheck.execution.user_code import LoadError, Target, is_user_target, program_source_file, program_words
+from attncheck.execution.user_code import LoadError, Target, is_user_target, parse_program_command, program_source_file
 from attncheck.execution.worker import Computed, Failure, evaluate_on_backend
 from attncheck.planning.plan import Plan
 from attncheck.reading.inputs import make_problem_of_case
@@ -455,21 +455,21 @@ def test_a_program_is_named_by_its_path_or_by_a_command(tmp_path: Path, monkeypa
     program.write_text("#!/bin/sh\n", encoding="utf-8")
     unfit = r"\./attention cannot be executed; if it is a program, chmod \+x \./attention"
     with pytest.raises(UsageError, match=unfit):
-        program_words("./attention")
+        parse_program_command("./attention")
     program.chmod(0o755)
-    assert program_words("./attention --fast") == (str(program), "--fast")
-    assert program_source_file(program_words("./attention")) == program
+    assert parse_program_command("./attention --fast") == (str(program), "--fast")
+    assert program_source_file(parse_program_command("./attention")) == program
     python, script = Path(sys.executable).name, tmp_path / "kernel.R"
     script.write_text("", encoding="utf-8")
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-    words = program_words(f"{python} kernel.R")
+    words = parse_program_command(f"{python} kernel.R")
     assert words == (shutil.which(python), "kernel.R")
     assert program_source_file(words) == script
-    assert Target.of(f"{python} kernel.R").name == "kernel"
+    assert Target.parse(f"{python} kernel.R").name == "kernel"
     with pytest.raises(UsageError, match=r"\./nothing: no file \./nothing; expected a program"):
         is_user_target("./nothing")
     for name in ("torch.sdpa", "torch.*", "all", "kernel.py:attention", "./kernel.py:attention", "a:f", "two words"):
-        assert program_words(name) == ()
+        assert parse_program_command(name) == ()
 
 
 def test_a_program_is_judged_as_a_function_is(write: Write, tmp_path: Path) -> None:
@@ -503,8 +503,8 @@ def test_what_a_program_does_is_the_outcome_of_that_call_alone(write: Write, tmp
 @pytest.mark.parametrize(("line", "rule", "says"), TABLES["broken_rules"])
 def test_a_broken_rule_says_what_is_malformed(write: Write, line: str, rule: str, says: str) -> None:
     seconds = 4.0 if "sleep" in line else 60.0
-    wrong = (each for each in try_protocol_rules(program_words(write(line)), seconds=seconds) if each.wrong)
-    assert any(each.says.startswith(rule) and says in each.wrong for each in wrong)
+    wrong = (each for each in try_protocol_rules(parse_program_command(write(line)), seconds=seconds) if each.problem)
+    assert any(each.rule.startswith(rule) and says in each.problem for each in wrong)
 
 
 @pytest.mark.parametrize("language", ["C", "C, blocked", "R"])
@@ -516,7 +516,7 @@ def test_the_examples_are_right(language: str, tmp_path: Path) -> None:
     if tool == "cc":
         command = str(tmp_path / "attention")
         subprocess.run([found, "-O2", *flags, "-o", command, PROGRAMS / "attention.c", "-lm"], check=True)
-    assert [rule for rule in try_protocol_rules(program_words(command)) if rule.wrong] == []
+    assert [rule for rule in try_protocol_rules(parse_program_command(command)) if rule.problem] == []
     least = "5" if tool == "Rscript" else "10"
     assert check(command, tmp_path / "run", "attention", "--min-judged", least)[0] == 0
 

@@ -39,10 +39,10 @@ from attncheck.execution import process_state
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.operations import (
-    MAX_CALLED_AGAIN,
-    OVERWRITTEN,
-    UNWRITTEN,
-    apply_layout,
+    MAX_ELEMENTS_TO_CALL_AGAIN,
+    OVERWRITTEN_FAULT,
+    UNWRITTEN_FAULT,
+    apply_memory_layout,
     run_operation,
     unsupported_conventions,
 )
@@ -147,7 +147,7 @@ def _array(shape: tuple[int, ...], dtype: type = np.float32, *, repeated: bool =
 
 
 def _one(array: NDArray[Any], layout: str) -> NDArray[Any]:
-    moved = apply_layout({"query": array, "key": array}, {"query": layout})
+    moved = apply_memory_layout({"query": array, "key": array}, {"query": layout})
     assert (list(moved), moved["key"] is array) == (["query", "key"], True), "only what is named is moved"
     return moved["query"]
 
@@ -181,7 +181,7 @@ def test_strides_are_those_of_the_layout() -> None:
 def test_fused_inputs_lie_side_by_side_in_each_token_of_their_length() -> None:
     shapes = {"query": (2, 6, 9, 4), "key": (2, 2, 9, 4), "value": (2, 2, 9, 3), "bias": (2, 1, 5, 7)}
     arrays = {name: _array(shape) for name, shape in shapes.items()}
-    moved = apply_layout(arrays, dict.fromkeys(arrays, "fused"))
+    moved = apply_memory_layout(arrays, dict.fromkeys(arrays, "fused"))
     token = 4 * (6 * 4 + 2 * 4 + 2 * 3)  # bytes
     strides = {"query": (9 * token, 16, token, 4), "key": (9 * token, 16, token, 4), "value": (9 * token, 12, token, 4)}
     assert {name: moved[name].strides for name in strides} == strides
@@ -487,7 +487,9 @@ def test_what_is_left_unwritten_is_named(tmp_path: Path) -> None:
         for row in attncheck.check(f"{path}:attention", cases=["attention/*scale*"]).failures
         if row.comparison == "stage"
     ]
-    assert {(row.diagnosis, row.message.partition(":")[0]) for row in found} == {(NEVER_WRITTEN_DIAGNOSIS, UNWRITTEN)}
+    assert {(row.diagnosis, row.message.partition(":")[0]) for row in found} == {
+        (NEVER_WRITTEN_DIAGNOSIS, UNWRITTEN_FAULT)
+    }
 
 
 BUFFERS: dict[tuple[int, ...], NDArray[Any]] = {}
@@ -501,7 +503,7 @@ def its_buffer(query: NDArray[Any], key: NDArray[Any], value: NDArray[Any]) -> N
 
 
 def test_a_result_that_the_next_call_overwrites_is_a_fault_of_every_case_and_an_input_is_none() -> None:
-    fault = f"{OVERWRITTEN}: return a new array"
+    fault = f"{OVERWRITTEN_FAULT}: return a new array"
     for function, expected in (
         (its_buffer, {"output": fault}),
         (lambda query, key, value: numpy_backend.attention(query, key, value)["output"], {}),
@@ -520,7 +522,7 @@ def test_a_result_that_the_next_call_overwrites_is_a_fault_of_every_case_and_an_
 
 def test_a_large_call_is_made_once() -> None:
     backend = cast(Backend, wrap_target(its_buffer, "attention", BACKENDS["numpy"]))
-    found = evaluate_on_backend(backend, attention_problem(MAX_CALLED_AGAIN), calls_again=True)
+    found = evaluate_on_backend(backend, attention_problem(MAX_ELEMENTS_TO_CALL_AGAIN), calls_again=True)
     assert isinstance(found, Computed)
     assert found.faults == {}
 
@@ -531,7 +533,7 @@ def test_a_check_says_what_to_do(tmp_path: Path) -> None:
     path.write_text(kernel(kept, before="BUFFERS = {}\n"), encoding="utf-8")
     found = attncheck.check(f"{path}:attention", cases=["attention/logits-of-*"], dtypes=["float32"])
     assert {(row.diagnosis, row.message) for row in found.failures} == {
-        (NEXT_CALL_DIAGNOSIS, f"{OVERWRITTEN}: return a new array")
+        (NEXT_CALL_DIAGNOSIS, f"{OVERWRITTEN_FAULT}: return a new array")
     }
 
 

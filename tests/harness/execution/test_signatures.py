@@ -22,16 +22,16 @@ from tables import tables_beside
 from attncheck.backends import BACKENDS, PADDING_KEYWORDS, numpy_backend
 from attncheck.backends.numpy_backend import attention, attention_gradients
 from attncheck.diagnosis.examine import judge_and_diagnose
-from attncheck.execution.implementations import Implementation, UserImplementation, user_entry
+from attncheck.execution.implementations import Implementation, UserImplementation, make_user_entry
 from attncheck.execution.operations import Parameters, function_parameters
 from attncheck.execution.padding import PaddedCall, pad_call, unsupported_before_call
 from attncheck.execution.requirements import Requirements
 from attncheck.execution.signatures import (
     NameForAdapter,
+    adapter_lines,
     required_keywords,
     signature_faults,
     unused_parameter_hints,
-    write_adapter,
 )
 from attncheck.execution.user_call import read_target_declarations, wrap_target
 from attncheck.execution.user_code import Target
@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_refused_and_its_adapter_computes_attention(paramet
     kernel = function(parameters)
     assert signature_faults("attention", kernel)
     names: dict[str, Any] = {"my_attn": kernel}
-    exec("\n".join(write_adapter(kernel, NameForAdapter("my_attn"), None)), names)
+    exec("\n".join(adapter_lines(kernel, NameForAdapter("my_attn"), None)), names)
     assert not signature_faults("attention", names["attention"])
     assert not unused_parameter_hints("attention", names["attention"])
     for options in ({}, {"is_causal": True, "scale": 0.3}):
@@ -83,7 +83,7 @@ def test_what_does_not_fit_or_cannot_be_guessed_and_optional_parameters_that_nob
         found = unused_parameter_hints("attention", function(parameters))
         assert len(found) == len(expected)
         assert all(line.startswith(words) for words, line in zip(expected, found, strict=True))
-    lines = write_adapter(function("qkv, block_size, causal"), NameForAdapter("my_attn"), "torch")
+    lines = adapter_lines(function("qkv, block_size, causal"), NameForAdapter("my_attn"), "torch")
     assert "    # FILL IN what stands as ...: qkv, block_size" in lines
     assert "    return my_attn(qkv=..., block_size=..., causal=is_causal)" in lines
     assert lines[-1] == 'attention.framework = "torch"'
@@ -156,7 +156,7 @@ def plan() -> Plan:
 @pytest.mark.parametrize("name", TARGETS)
 def test_it_is_what_the_call_says(name: str, plan: Plan) -> None:
     target = TARGETS[name]
-    entry = user_entry(Target("kernels", "attention"), read_target_declarations(target, "attention"), None)
+    entry = make_user_entry(Target("kernels", "attention"), read_target_declarations(target, "attention"), None)
     implementation, backend = Implementation(entry), wrap_target(target, "attention", BACKENDS["numpy"])
     known, left_to_the_call = 0, 0
     for unit in plan.units[:: 5 if name == "usual" else 23]:
@@ -184,8 +184,8 @@ def test_the_smallest_widths_and_lengths_that_are_taken() -> None:
         ({"width_multiple": 32, "widths": (16, 64)}, {3: 64}),
     )
     for declared, widths in cases:
-        found = Requirements.of(declared)
-        assert {width: found.width(width) for width in widths} == widths
+        found = Requirements.from_declaration(declared)
+        assert {width: found.smallest_accepted_width(width) for width in widths} == widths
     of_lengths: tuple[tuple[dict[str, Any], tuple[int, int], tuple[int, int]], ...] = (
         ({}, (3, 5), (3, 5)),
         ({"query_length_multiple": 4}, (3, 5), (4, 5)),
@@ -195,10 +195,10 @@ def test_the_smallest_widths_and_lengths_that_are_taken() -> None:
         ({"query_length_multiple": 16, "key_length_multiple": 16}, (0, 0), (0, 0)),  # nothing is a whole tile
     )
     for declared, lengths, taken in of_lengths:
-        assert Requirements.of(declared).smallest_accepted_lengths(*lengths) == taken
+        assert Requirements.from_declaration(declared).smallest_accepted_lengths(*lengths) == taken
     for declared, message in TABLES["requirements"]:
         with pytest.raises(ValueError, match=f"requires: {message}"):
-            Requirements.of(declared)
+            Requirements.from_declaration(declared)
 
 
 # Calls padded to what a function requires: the same numbers, and no fault that is hidden
@@ -260,14 +260,14 @@ def outcome_of(
     called: Callable[..., Any] | None = None,
 ) -> Outcome:
     """Evaluate a problem on a function that asserts what it requires."""
-    padding = padding_of(problem, requires, function_parameters(function).accepted(PADDING_KEYWORDS))
+    padding = padding_of(problem, requires, function_parameters(function).accepted_names(PADDING_KEYWORDS))
     if isinstance(padding, Failure):
         return padding
     backend: Any = wrap_target(restricted(called or function, requires), problem.operation, BACKENDS["numpy"])
     return (
         evaluate_on_backend(backend, problem)
         if padding is None
-        else padding.cut(evaluate_on_backend(backend, padding.problem))
+        else padding.strip_padding(evaluate_on_backend(backend, padding.problem))
     )
 
 
@@ -328,7 +328,7 @@ requirements = st.fixed_dictionaries(
         "lengths": st.just("equal"),
     },
 )
-NO_KEY, NO_KEY_ADDED = "a query may attend to no key", "one that is added would have no key"
+NO_KEY, NO_KEY_ADDED = "a query may attend to no key", "an added query would have no key"
 
 
 @given(problems(), requirements)
@@ -368,14 +368,14 @@ NAN, INF = np.full((2, 2, 6, 5), np.nan), np.full((2, 2, 6, 5), np.inf)
         ("attention", {}, {"key_length_multiple": 4}, {"scale"}, "takes neither mask nor key_lengths"),
         ("attention", {"bias": np.full((1, 1, 3, 6), -np.inf)}, TILES, PADDING_KEYWORDS,
          "a query may attend to no key"),
-        ("attention", {"bias": np.full((1, 1, 1, 6), -1e9)}, TILES, PADDING_KEYWORDS, "may be as low as a mask's"),
-        ("attention", {"key": np.full((2, 2, 6, 5), 1e5)}, TILES, PADDING_KEYWORDS, "may be as low as a mask's"),
-        ("attention", {"query": NAN[:, :, :3]}, TILES, PADDING_KEYWORDS, "query holds NaN or infinity"),
-        ("attention_gradients", {"key": NAN}, TILES, PADDING_KEYWORDS, "key holds NaN or infinity"),
-        ("attention_gradients", {"value": INF[..., :3]}, TILES, PADDING_KEYWORDS, "value holds NaN or infinity"),
-        ("attention_gradients", {"grad_output": INF[:, :, :3, :3]}, TILES, PADDING_KEYWORDS, "grad_output holds NaN"),
+        ("attention", {"bias": np.full((1, 1, 1, 6), -1e9)}, TILES, PADDING_KEYWORDS, "as low as those of masked keys"),
+        ("attention", {"key": np.full((2, 2, 6, 5), 1e5)}, TILES, PADDING_KEYWORDS, "as low as those of masked keys"),
+        ("attention", {"query": NAN[:, :, :3]}, TILES, PADDING_KEYWORDS, "query has NaN or infinity"),
+        ("attention_gradients", {"key": NAN}, TILES, PADDING_KEYWORDS, "key has NaN or infinity"),
+        ("attention_gradients", {"value": INF[..., :3]}, TILES, PADDING_KEYWORDS, "value has NaN or infinity"),
+        ("attention_gradients", {"grad_output": INF[:, :, :3, :3]}, TILES, PADDING_KEYWORDS, "grad_output has NaN"),
         ("attention_gradients", {"bias": np.full((1, 1, 1, 6), np.nan)}, {"lengths": "equal"}, PADDING_KEYWORDS,
-         "bias holds"),
+         "bias has"),
     ],
 )  # fmt: skip
 def test_what_padding_would_change_is_unsupported_with_the_reason(
@@ -412,7 +412,7 @@ def test_columns_of_zeros_meet_no_other_number_and_numbers_keep_their_dtype() ->
     kind = ml_dtypes.bfloat16
     found = padded(Problem("attention", {}, {name: array.astype(kind) for name, array in inputs().items()}), TILES)
     assert {array.dtype for name, array in found.problem.inputs.items() if name != "key_lengths"} == {np.dtype(kind)}
-    cut = found.cut(Computed({"output": np.zeros((2, 2, 4, 8), dtype=kind)}))
+    cut = found.strip_padding(Computed({"output": np.zeros((2, 2, 4, 8), dtype=kind)}))
     assert isinstance(cut, Computed)
     assert (cut.stages["output"].shape, cut.stages["output"].dtype) == ((2, 2, 3, 3), kind)
 
@@ -424,7 +424,7 @@ def test_scores_are_padded_and_cut_whatever_their_inputs_hold() -> None:
     arrays = {"query": np.full((1, 1, 3, 5), np.nan), "key": np.ones((1, 1, 6, 5))}
     found = padded(Problem("scoring", {}, arrays), TILES)
     assert found.problem.options == {"scale": 1 / np.sqrt(5)}
-    cut = found.cut(Computed({"scores": np.arange(32.0).reshape(1, 1, 4, 8)}))
+    cut = found.strip_padding(Computed({"scores": np.arange(32.0).reshape(1, 1, 4, 8)}))
     assert isinstance(cut, Computed)
     np.testing.assert_array_equal(cut.stages["scores"][0, 0], np.arange(32.0).reshape(4, 8)[:3, :6])
 
@@ -438,7 +438,8 @@ def test_heads_side_by_side_are_padded_one_by_one() -> None:
     np.testing.assert_array_equal(weight[..., :5], arrays["query_weight"].reshape(7, 2, 5))
     assert not weight[..., 5:].any()
     assert_same(
-        found.cut(evaluate_on_backend(numpy_backend, found.problem)), evaluate_on_backend(numpy_backend, problem)
+        found.strip_padding(evaluate_on_backend(numpy_backend, found.problem)),
+        evaluate_on_backend(numpy_backend, problem),
     )
 
 

@@ -30,8 +30,8 @@ from attncheck.execution.implementation_selection import (
     RequestedFunction,
     implementation_of_callable,
     load_user_implementation,
-    requested_functions,
     select_implementations,
+    separate_user_functions,
     with_distinct_names,
 )
 from attncheck.execution.implementations import (
@@ -39,7 +39,7 @@ from attncheck.execution.implementations import (
     ImplementationSelection,
     UserImplementation,
     bundled_implementations,
-    user_entry,
+    make_user_entry,
 )
 from attncheck.execution.user_call import import_user_module, load_target, read_target_declarations
 from attncheck.execution.user_code import LoadError, Target, find_origin
@@ -77,9 +77,9 @@ def test_a_backend_means_its_default_mode_and_what_is_not_installed_is_left_out_
         assert entry.default_mode in entry.all_modes
     here = (Implementation(HERE),)
     for backends in (None, []):
-        assert bundled_implementations(backends, TABLE) == ImplementationSelection(here, left_out=("gone",))
+        assert bundled_implementations(backends, TABLE) == ImplementationSelection(here, not_requested=("gone",))
     assert bundled_implementations(["gone", "here"], TABLE) == ImplementationSelection(
-        here, missing=("gone",), by_name=("here.eager",)
+        here, missing=("gone",), requested_by_name=("here.eager",)
     )
     with pytest.raises(UsageError, match=r"^unknown backend 'nump'; expected here, gone$"):
         bundled_implementations(["here", "nump"], TABLE)
@@ -90,7 +90,7 @@ def test_patterns_choose_in_table_order_and_make_missing_what_they_name() -> Non
         assert names(bundled_implementations(backends, MANY, patterns)) == expected, (backends, patterns)
     for backends, patterns, left_out, missing in TABLES["missing"]:
         chosen = bundled_implementations(backends, MANY, patterns)
-        assert ([*chosen.left_out], [*chosen.missing]) == (left_out, missing), (backends, patterns)
+        assert ([*chosen.not_requested], [*chosen.missing]) == (left_out, missing), (backends, patterns)
         assert "gone.eager" not in names(chosen)
 
 
@@ -109,7 +109,9 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_names_that_exist(
 
 def test_a_library_runs_only_where_it_is_named_or_a_pattern_is() -> None:
     standard = bundled_implementations(None)
-    assert sorted([item.entry.name for item in standard.implementations] + [*standard.left_out]) == sorted(BACKENDS)
+    assert sorted([item.entry.name for item in standard.implementations] + [*standard.not_requested]) == sorted(
+        BACKENDS
+    )
     for name, entry in LIBRARIES.items():
         default = f"{name}.{entry.default_mode}"
         for chosen in (bundled_implementations([name]), bundled_implementations(None, patterns=[name])):
@@ -128,7 +130,7 @@ def test_a_mode_on_a_device_runs_only_where_a_pattern_names_devices() -> None:
     assert chosen("here@cuda") == chosen("here.eager@cuda") == chosen("*@cuda") == ["here.eager@cuda"]
     assert chosen("here", "*@*") == ["here.eager", "here.eager@cuda"]
     (item,) = bundled_implementations(None, table, ["here@cuda"]).implementations
-    assert (item.declared, item.needs) == (modes[0], {"here": 1.0, "GPU": 1.0})
+    assert (item.mode_declarations, item.cluster_resources) == (modes[0], {"here": 1.0, "GPU": 1.0})
     with pytest.raises(UsageError, match=r"^no implementation is called 'here.jit@cuda'"):
         chosen("here.jit@cuda")
 
@@ -156,8 +158,8 @@ def test_one_is_chosen_by_its_published_name_and_called_so_in_reports(invoke: In
     assert "my.command" not in published_entry_points()
     found = select_implementations(None, ["my.flash", "plain"]).implementations
     assert [each.name for each in found] == ["my.flash", "plain.attention"]
-    assert [dict(each.declared.classes) for each in found] == [{"float64": "native"}] * 2
-    assert found[0].declared.description == "my_kernels:attention"
+    assert [dict(each.mode_declarations.classes) for each in found] == [{"float64": "native"}] * 2
+    assert found[0].mode_declarations.description == "my_kernels:attention"
     with pytest.raises(UsageError, match=r"my_kernels:no_such_function: .* has no no_such_function"):
         select_implementations(None, ["gone"])
     code, out, _ = invoke("list", "implementations", "--json")
@@ -177,8 +179,8 @@ def test_functions_of_one_name_get_as_much_of_their_paths_as_tells_them_apart(
         )
 
     def named(*patterns: str, taken: Collection[str] = ()) -> list[str]:
-        requested, _ = requested_functions(patterns)
-        return [item.shown for item in with_distinct_names(requested, taken)]
+        requested, _ = separate_user_functions(patterns)
+        return [item.report_name for item in with_distinct_names(requested, taken)]
 
     here = re.sub(r"\W", "_", tmp_path.name)
     for patterns, expected in (
@@ -210,7 +212,7 @@ def test_no_two_functions_are_called_alike(paths: list[list[str]]) -> None:
     targets = dict.fromkeys(Target(f"/{'/'.join(path)}.py", "f") for path in paths)
     requested = [RequestedFunction(target.module, target) for target in targets]
     try:
-        found = [item.shown for item in with_distinct_names(requested)]
+        found = [item.report_name for item in with_distinct_names(requested)]
     except UsageError:
         whole = [re.sub("/", "_", target.module) for target in targets]
         assert len({*whole}) < len(whole), "whole paths tell them apart"
@@ -222,9 +224,9 @@ def test_a_function_that_its_file_does_not_have_is_refused_before_anything_is_lo
     path = tmp_path / "kernel.py"
     path.write_text("raise SystemExit\ndef attention(): ...\n", encoding="utf-8")
     with pytest.raises(UsageError, match=r"kernel\.py has no atention; did you mean attention\?"):
-        requested_functions([f"{path}:atention"])
+        separate_user_functions([f"{path}:atention"])
     path.write_text("raise SystemExit\nfrom others import *\n", encoding="utf-8")
-    assert len(requested_functions([f"{path}:atention"])[0]) == 1, "its text leaves it open"
+    assert len(separate_user_functions([f"{path}:atention"])[0]) == 1, "its text leaves it open"
 
 
 def test_functions_are_called_alike_by_file_module_and_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,8 +284,8 @@ def function_of(body: str) -> str:
 
 def here(target: str) -> Implementation:
     """Load a target in this process, as its worker does."""
-    meant = Target.of(target)
-    entry = user_entry(meant, read_target_declarations(load_target(meant), meant.attribute), None)
+    meant = Target.parse(target)
+    entry = make_user_entry(meant, read_target_declarations(load_target(meant), meant.attribute), None)
     return Implementation(entry, next(iter(entry.all_modes)))
 
 
@@ -349,7 +351,7 @@ def test_what_a_file_declares_its_functions_declare_unless_they_say_otherwise(wr
     assert entry.requirements == {"attention": {"width_multiple": 4}}
     of_function = 'attention.classes = {"float16": "fused"}\nattention.capabilities = {"grouped_heads": False}\n'
     found = here(write(function_of("return query") + of_function))
-    assert dict(found.declared.classes) == {"float64": "native", "float32": "native", "float16": "fused"}
+    assert dict(found.mode_declarations.classes) == {"float64": "native", "float32": "native", "float16": "fused"}
     of_file = write(function_of("return query") + 'capabilities = {"value_width": False}\n')
     assert outcome_here(of_file) == Failure("unsupported", "says that it has no value width", ("value width",))
 
@@ -359,11 +361,11 @@ def test_what_is_declared_for_a_function_counts_as_if_it_did(write: Write) -> No
     file = write(function_of("return query") + own)
     for target in (file, f"{file}:attention"):
         for text, field, value in TABLES["declared"]:
-            entry = load_user_implementation(Target.of(target, "", [text]), None).entry
+            entry = load_user_implementation(Target.parse(target, "", [text]), None).entry
             assert getattr(entry, field) == value, text
     for text, message in TABLES["undeclarable"]:
         with pytest.raises((LoadError, UsageError), match=message):
-            load_user_implementation(Target.of(f"{file}:attention", "", [text]), None)
+            load_user_implementation(Target.parse(f"{file}:attention", "", [text]), None)
 
 
 def test_what_a_function_or_its_module_requires_is_padded_in_the_run(write: Write, tmp_path: Path) -> None:
@@ -376,7 +378,7 @@ def test_what_a_function_or_its_module_requires_is_padded_in_the_run(write: Writ
     assert outcome.padded == "zero columns (D 5 to 6)"
     np.testing.assert_allclose(outcome.stages["output"], attention_output(attention_problem()), rtol=1e-13)
     text = ATTENTION + "requires = {'width_multiple': 8}\ndef softmax(scores): ...\nsoftmax.requires = {'widths': [4]}"
-    requires = here(write(text)).requires
+    requires = here(write(text)).shape_requirements
     assert requires("attention") == ({"width_multiple": 8}, {"mask"})
     assert requires("softmax") == ({"widths": [4]}, frozenset())
     assert requires("dot_scores") == ({}, frozenset())
@@ -408,7 +410,7 @@ def test_what_cannot_be_used_or_selected_or_does_what_it_may_not_says_why(write:
     ):
         with pytest.raises(UsageError, match=message):
             select_implementations(None, implementations, framework)
-    target = Target.of(f"{write('import time; time.sleep(60)')}:attention")
+    target = Target.parse(f"{write('import time; time.sleep(60)')}:attention")
     with pytest.raises(UsageError, match=r"not loaded after 0\.3 s"):
         load_user_implementation(target, None, Limits(start_seconds=0.3))
 
@@ -510,7 +512,7 @@ def test_what_its_own_modules_import_is_found_and_what_these_import_in_turn_is_n
     imported = {"Far.Parts": "3.0", "fast-parts": "1.0", "helper": "7", "lazily": "2.0", "numpy": version("numpy")}
     assert versions_of("kernel.py:attention") == imported
     install(project, "kernels", "kernels", "5.0", "import lazily\ndef attention(query, key, value): ...\n")
-    assert load_user_implementation(Target.of("kernels:attention"), None).package == "kernels", (
+    assert load_user_implementation(Target.parse("kernels:attention"), None).package == "kernels", (
         "that of its distribution"
     )
     assert versions_of("kernels:attention") == {"kernels": "5.0", "lazily": "2.0"}, "a package counts itself"

@@ -53,7 +53,7 @@ forked = pytest.mark.usefixtures("forked_workers")
 def worker() -> Iterator[WorkerProcess]:
     made = WorkerProcess()
     yield made
-    made.end()
+    made.kill()
 
 
 def test_one_process_answers_one_call_after_the_other(worker: WorkerProcess) -> None:
@@ -79,14 +79,14 @@ def test_processes_that_were_started_ahead_are_taken_and_have_one_thread_each() 
 
 
 def test_a_call_ends_when_its_time_is_up_or_somebody_ends_it(worker: WorkerProcess) -> None:
-    threading.Timer(0.2, worker.end).start()
+    threading.Timer(0.2, worker.kill).start()
     with pytest.raises(WorkerDied):
         worker.call(time.sleep, 60, seconds=PATIENCE)
     with pytest.raises(WorkerDied, match="before it was asked"):
         worker.call(os.getpid, seconds=PATIENCE)
     assert has_ended(worker.pid)
     with pytest.raises(CallCancelled, match=r"^enough$"):
-        WorkerProcess().call(time.sleep, 60, seconds=PATIENCE, look=lambda: "enough")
+        WorkerProcess().call(time.sleep, 60, seconds=PATIENCE, cancel_reason=lambda: "enough")
     with pytest.raises(CallTimeout):
         WorkerProcess().call(time.sleep, 60, seconds=0.3)
 
@@ -104,7 +104,7 @@ def test_what_a_killed_harness_left_is_ended_by_the_next(tmp_path: Path, worker:
     kill_orphans()  # or a harness beside this test, which may have been quicker
     wait_until(lambda: has_ended(child))
     assert not has_ended(own)
-    worker.end()
+    worker.kill()
     assert has_ended(own)
 
 
@@ -154,15 +154,15 @@ def described(workers: DescribedWorkers, kernel: Path) -> UserImplementation:
 def test_a_process_is_handed_over_once_and_to_nobody_who_prepares_it_otherwise(kernel: Path, tmp_path: Path) -> None:
     with DescribedWorkers() as workers:
         entry = described(workers, kernel)
-        worker = workers.take(entry, threads=1)
+        worker = workers.take_worker(entry, threads=1)
         assert worker is not None
         assert worker.pid == int(noted(tmp_path, "loaded")[0][0])
-        assert workers.take(entry, threads=1) is None
+        assert workers.take_worker(entry, threads=1) is None
     assert worker.is_alive
-    worker.end()
+    worker.kill()
     for threads, variables in ((2, {}), (1, {"SOME_FLAG": "1"})):
         with DescribedWorkers() as workers:
-            assert workers.take(replace(described(workers, kernel), environment=variables), threads) is None
+            assert workers.take_worker(replace(described(workers, kernel), environment=variables), threads) is None
     with DescribedWorkers() as workers:
         described(workers, kernel)  # nobody takes it
     wait_until(lambda: all(has_ended(int(pid)) for pid, _ in noted(tmp_path, "loaded")))
@@ -176,13 +176,13 @@ def test_more_functions_than_processors_are_described_by_as_many_processes_and_t
         file.writelines(f"def f{number}(query, key, value): ...\n" for number in range(3))
     other = tmp_path / "other.py"
     other.write_text("import os\ndef attention(query, key, value): ...\nos._exit(3)\n", encoding="utf-8")
-    requests = [DescriptionRequest(Target.of(f"{kernel}:f{number}")) for number in range(3)]
+    requests = [DescriptionRequest(Target.parse(f"{kernel}:f{number}")) for number in range(3)]
     with DescribedWorkers(processes=1) as workers:
-        workers.begin(*requests, DescriptionRequest(Target.of(f"{other}:attention")))
-        answers = [workers.declared(request) for request in requests]
+        workers.start_loading(*requests, DescriptionRequest(Target.parse(f"{other}:attention")))
+        answers = [workers.wait_for_declarations(request) for request in requests]
         assert all(isinstance(answer, dict) for answer in answers)
         with pytest.raises(WorkerDied, match="exit code 3"):
-            workers.declared(DescriptionRequest(Target.of(f"{other}:attention")))
+            workers.wait_for_declarations(DescriptionRequest(Target.parse(f"{other}:attention")))
         assert workers.has_failed
     pids = {pid for pid, _ in noted(tmp_path, "loaded")}
     assert len(pids) == 1
@@ -193,7 +193,7 @@ def test_loading_begins_without_waiting_and_an_end_in_between_leaves_nothing(tmp
     path, begun = tmp_path / "kernel.py", tmp_path / "begun"
     path.write_text(f"import os, time\nopen({str(begun)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n")
     with DescribedWorkers() as workers:
-        workers.begin(DescriptionRequest(Target.of(str(path))))
+        workers.start_loading(DescriptionRequest(Target.parse(str(path))))
         wait_until(lambda: begun.is_file() and bool(begun.read_text()))
     wait_until(lambda: has_ended(int(begun.read_text())))
 

@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from attncheck.attention.bounds import Bound
 from attncheck.attention.exact_array import Enclosure
 from attncheck.common.processors import available_processors
-from attncheck.execution.call import end_with_parent
+from attncheck.execution.call import exit_when_parent_exits
 from attncheck.judging import exact_stages
 from attncheck.judging import truth as judging_truth
 from attncheck.judging.truth import Truth
@@ -103,7 +103,7 @@ def fingerprints_on_all_cores(
 ) -> dict[str, str]:
     """Return the same as ``fingerprints``, in the same order, worked out side by side."""
     parts = [cases[first : first + _CASES_AT_A_TIME] for first in range(0, len(cases), _CASES_AT_A_TIME)]
-    with ProcessPoolExecutor(available_processors(), get_context("spawn"), end_with_parent) as processes:
+    with ProcessPoolExecutor(available_processors(), get_context("spawn"), exit_when_parent_exits) as processes:
         found = processes.map(partial(_of_part, every_bit=every_bit, part=part), parts)
         return dict(chain.from_iterable(found))
 

@@ -138,7 +138,7 @@ def cases_of(folder: Path) -> dict[str, Case]:
 def test_tests_come_back_to_the_byte(data: Path, tmp_path: Path) -> None:
     said = import_from(data, tmp_path / "cases")
     assert f"{len(TESTS)} cases: {tmp_path / 'cases' / 'attention.yaml'}" in said
-    assert "left out: 1 (test_softmax_axis_0): a Softmax along another axis than the last two" in said
+    assert "left out: 1 (test_softmax_axis_0): Softmax is along another axis than the last two" in said
     run("export", "onnx", str(tmp_path / "back"), str(tmp_path / "cases"))
     back = {path.name for path in (tmp_path / "back").iterdir()}
     assert back == {path.name for path in data.iterdir()} - {"test_softmax_axis_0"}
@@ -176,7 +176,7 @@ def test_cases_of_the_corpus_are_computed_alike_by_the_standard_s_evaluator(tmp_
     )
     chosen = [f"{name}/*" for name in files]
     said = run("export", "onnx", str(tmp_path), *chosen, "--dtype", "float64", "--no-cache")
-    assert "sinks, which the operator does not have" in said
+    assert "the operator has no sinks" in said
     folders = sorted(tmp_path.iterdir())
     assert len(folders) > 60
     for folder in folders:
@@ -208,12 +208,18 @@ def test_what_is_behind_float64_decides_in_the_middle() -> None:
 
 LEFT_OUT: tuple[tuple[str, str, dict[str, Array], dict[str, Any], int], ...] = (
     ("a softmax_precision that is narrower", "Attention", QKV, {"softmax_precision": 10}, 23),
-    ("an attribute dropout", "Attention", QKV, {"dropout": 1}, 23),
-    ("an attribute scale that is no number", "Attention", QKV, {"scale": "half"}, 23),
-    ("a scale that is not positive", "Attention", QKV, {"scale": -1.0}, 23),
-    ("inputs of float16 and float32", "Attention", {**QKV, "Q": QKV["Q"].astype(np.float16)}, {}, 23),
+    ("a case cannot express the attribute dropout", "Attention", QKV, {"dropout": 1}, 23),
+    ("the attribute scale is not a number", "Attention", QKV, {"scale": "half"}, 23),
+    ("the scale is not positive", "Attention", QKV, {"scale": -1.0}, 23),
+    ("the inputs have dtypes float16 and float32", "Attention", {**QKV, "Q": QKV["Q"].astype(np.float16)}, {}, 23),
     ("without q_num_heads", "Attention", MERGED, {}, 23),
-    ("nonpad_kv_seqlen behind a past", "Attention", {**QKV, **PAST, "nonpad_kv_seqlen": np.array([3, 5])}, {}, 23),
+    (
+        "the node has nonpad_kv_seqlen and a past",
+        "Attention",
+        {**QKV, **PAST, "nonpad_kv_seqlen": np.array([3, 5])},
+        {},
+        23,
+    ),
     ("one key, which is either", "Attention", {**QKV, "attn_mask": uniform(3, 1)}, {}, 23),
     ("what no case may be: shape 2x2x5x7", "Attention", {**QKV, "K": uniform(2, 2, 5, 7)}, {}, 23),
     ("a row of minus infinity alone", "Softmax", {"input": np.full((2, 3), -np.inf, np.float32)}, {}, 13),
@@ -240,20 +246,23 @@ def external(tensor: Any) -> None:
 
 
 DAMAGED_TENSORS: list[tuple[Callable[[Any], object], str]] = [
-    (external, "lie in another file, which is not read"),
-    (lambda tensor: setattr(tensor, "raw_data", tensor.raw_data[:-3]), "is damaged or cut off"),
-    (lambda tensor: tensor.dims.__setitem__(slice(None), [2**40, 2**40]), "a tensor of 1099511627776x1099511627776"),
-    (lambda tensor: tensor.dims.__setitem__(0, -2), "a tensor of -2x4x3x8"),
-    (lambda tensor: setattr(tensor, "data_type", 0), "is no TensorProto"),
+    (external, "are in another file, which attncheck does not read"),
+    (lambda tensor: setattr(tensor, "raw_data", tensor.raw_data[:-3]), "is damaged or incomplete"),
+    (
+        lambda tensor: tensor.dims.__setitem__(slice(None), [2**40, 2**40]),
+        "the tensor has shape 1099511627776x1099511627776",
+    ),
+    (lambda tensor: tensor.dims.__setitem__(0, -2), "the tensor has shape -2x4x3x8"),
+    (lambda tensor: setattr(tensor, "data_type", 0), "is not a TensorProto"),
 ]
 
 
 DAMAGED_FOLDERS: list[tuple[Callable[[Path], object], str]] = [
-    (lambda folder: (folder / "model.onnx").write_bytes(b"\xff" * 99), r"model.onnx is no ModelProto"),
+    (lambda folder: (folder / "model.onnx").write_bytes(b"\xff" * 99), r"model.onnx is not a ModelProto"),
     (lambda folder: (folder / "model.onnx").write_bytes(b""), r"model.onnx has no node"),
     (lambda folder: (folder / "test_data_set_0" / "input_1.pb").unlink(), r"input_1.pb cannot be read: No such file"),
     (lambda folder: (folder / "test_data_set_0").rename(folder / "data"), r"has no test_data_set_0"),
-    (lambda folder: (folder / "model.onnx").unlink(), r"holds no test of ONNX; expected folders with model.onnx"),
+    (lambda folder: (folder / "model.onnx").unlink(), r"has no ONNX test; expected folders with model.onnx"),
 ]
 
 

@@ -187,7 +187,7 @@ def test_sessions_compare_results_of_one_problem() -> None:
     for variant in sessions:
         for pair in variant.pairs:
             step, wanted = variant.session.steps[pair.second_step], call_returning(pair.problem)
-            assert (step.returns, step.problem.operation) == (True, wanted.operation)
+            assert (step.returns_result, step.problem.operation) == (True, wanted.operation)
             given, expected = (
                 {name: each.tobytes() for name, each in problem.inputs.items()} for problem in (step.problem, wanted)
             )
@@ -210,7 +210,7 @@ def ask(tmp_path: Path, load_text: Callable[[str], list[Case]]) -> Ask:
             text = text.replace(change["old"], change["new"])
         path = tmp_path / "kernel.py"
         path.write_text(f"{text}\n{below}\n", encoding="utf-8")
-        implementation = load_user_implementation(Target.of(f"{path}:attention"), None)
+        implementation = load_user_implementation(Target.parse(f"{path}:attention"), None)
         asking = PropertyRequest(limits=Limits(case_seconds=60))
         cases = load_text(TABLES["prompt"].replace("NAMES", ", ".join(names)))
         return judge_implementations([implementation], property_questions(cases, asking), asking)

@@ -160,14 +160,19 @@ class _Opens:
 WHOLE = _npy(NUMBERS)
 FILES: dict[str, tuple[bytes, str, str, str]] = {
     # of a file: its bytes, its description, the field at fault, what is said
-    "none.npy": (b"", "", "file", "is damaged or cut off"),
-    "text.npy": (b"1 2 3\n", "", "file", "is damaged or cut off"),
-    "short.npy": (WHOLE[:-8], "", "file", "is damaged or cut off: expected 48 bytes of numbers, got 40"),
-    "long.npy": (WHOLE + b"x", "", "file", "is damaged or cut off: expected 48 bytes of numbers, got 49"),
+    "none.npy": (b"", "", "file", "is damaged or incomplete"),
+    "text.npy": (b"1 2 3\n", "", "file", "is damaged or incomplete"),
+    "short.npy": (WHOLE[:-8], "", "file", "is damaged or incomplete: the numbers have 40 bytes; expected 48"),
+    "long.npy": (WHOLE + b"x", "", "file", "is damaged or incomplete: the numbers have 49 bytes; expected 48"),
     "huge.npy": (_header((2**40, 2**40)), "", "file", "numbers; expected at most 67108864"),
-    "negative.npy": (_header((-1,)), "", "file", "damaged or cut off"),
-    "objects.npy": (_npy(np.array([_Opens()], object)), "", "file", "holds Python objects, which are never unpickled"),
-    "pickle.npy": (pickle.dumps([_Opens()]), "", "file", "damaged or cut off"),
+    "negative.npy": (_header((-1,)), "", "file", "damaged or incomplete"),
+    "objects.npy": (
+        _npy(np.array([_Opens()], object)),
+        "",
+        "file",
+        "has Python objects, which attncheck never unpickles",
+    ),
+    "pickle.npy": (pickle.dumps([_Opens()]), "", "file", "damaged or incomplete"),
     "text_array.npy": (_npy(np.array(["a"])), "", "file", "expected numbers of at most 64 bits or booleans, got <U1"),
     "complex.npy": (_npy(np.array([1j])), "", "file", "expected numbers of at most 64 bits or booleans, got complex"),
     "bfloat16.npy": (
@@ -176,20 +181,30 @@ FILES: dict[str, tuple[bytes, str, str, str]] = {
         "file",
         "got |V2; NumPy forgets bfloat16, so store float32, or safetensors",
     ),
-    "large_whole.npy": (_npy(np.array([2**53 + 2])), "", "file", "holds a whole number beyond 9007199254740992"),
-    "named.npy": (WHOLE, ", name: x", "name", "a .npy file holds one array, which has no name; leave it out"),
+    "large_whole.npy": (_npy(np.array([2**53 + 2])), "", "file", "has a whole number beyond 9007199254740992"),
+    "named.npy": (WHOLE, ", name: x", "name", "a .npy file has one array without a name; leave the name out"),
     "nan.npy": (_npy(np.array([np.nan])), "", "file", "NaN is not allowed here"),
     "six.npy": (_npy(np.zeros((1, 1, 1, 1, 1, 1))), "", "", "expected at most 5 axes, got 6"),
     "unnamed.npz": (_zip(a=WHOLE, b=WHOLE), "", "", "say which array of the file: expected one of a, b"),
-    "absent.npz": (_zip(a=WHOLE), ", name: c", "name", "the file holds no array 'c'; expected one of a"),
-    "no.npz": (b"PK no archive", ", name: a", "file", "is damaged or cut off: File is not a zip file"),
-    "cut.npz": (_zip(a=WHOLE)[:-9], ", name: a", "file", "is damaged or cut off"),
-    "flipped.npz": (_zip(a=WHOLE)[:60] + bytes(3) + _zip(a=WHOLE)[63:], ", name: a", "file", "is damaged or cut off"),
+    "absent.npz": (_zip(a=WHOLE), ", name: c", "name", "the file has no array 'c'; expected one of a"),
+    "no.npz": (b"PK no archive", ", name: a", "file", "is damaged or incomplete: File is not a zip file"),
+    "cut.npz": (_zip(a=WHOLE)[:-9], ", name: a", "file", "is damaged or incomplete"),
+    "flipped.npz": (
+        _zip(a=WHOLE)[:60] + bytes(3) + _zip(a=WHOLE)[63:],
+        ", name: a",
+        "file",
+        "is damaged or incomplete",
+    ),
     "bomb.npz": (_zip(a=bytes(2**20)), ", name: a", "file", "would unpack to 1048576 bytes; expected at most"),
-    "empty.safetensors": (b"", ", name: a", "file", "is damaged or cut off: a header of 0 bytes in a file of 0"),
-    "header.safetensors": (b"\xff" * 16, ", name: a", "file", "damaged or cut off: a header of 184467440"),
-    "list.safetensors": ((2).to_bytes(8, "little") + b"[]", ", name: a", "file", "the header is no mapping"),
-    "entry.safetensors": (safetensors({}, a={"dtype": "F32"}), ", name: a", "file", "expected dtype, shape and data"),
+    "empty.safetensors": (
+        b"",
+        ", name: a",
+        "file",
+        "is damaged or incomplete: the header has 0 bytes, and the file has 0",
+    ),
+    "header.safetensors": (b"\xff" * 16, ", name: a", "file", "damaged or incomplete: the header has 184467440"),
+    "list.safetensors": ((2).to_bytes(8, "little") + b"[]", ", name: a", "file", "the header is not a mapping"),
+    "entry.safetensors": (safetensors({}, a={"dtype": "F32"}), ", name: a", "file", "lacks dtype, shape or data"),
     "overlap.safetensors": (
         safetensors({}, a=_floats(0, 8), b=_floats(4, 12)) + bytes(12),
         ", name: a",
@@ -202,15 +217,20 @@ FILES: dict[str, tuple[bytes, str, str, str]] = {
         (14).to_bytes(8, "little") + b'{"a":1, "a":2}',
         ", name: a",
         "file",
-        "a name is in the header twice",
+        "the header has a name twice",
     ),
     "offsets.safetensors": (
         safetensors({"a": ("F32", [3], bytes(8))}),
         ", name: a",
         "file",
-        "expected 12 bytes of numbers between 0 and 8 of 8",
+        "the array is at bytes 0 to 8 of 8; expected 12 bytes",
     ),
-    "other.safetensors": (safetensors({"a": ("F4", [1], b"x")}), ", name: a", "file", "holds F4; expected one of BOOL"),
+    "other.safetensors": (
+        safetensors({"a": ("F4", [1], b"x")}),
+        ", name: a",
+        "file",
+        "has dtype F4; expected one of BOOL",
+    ),
     "shape.safetensors": (safetensors({"a": ("U8", [-1], b"x")}), ", name: a", "file", "list of whole numbers"),
     "large.safetensors": (safetensors({"a": ("U8", [2**30], b"")}), ", name: a", "file", "expected at most 67108864"),
     "x.txt": (b"1", "", "file", "expected a file that ends with one of .npy, .npz, .safetensors, got 'x.txt'"),
@@ -317,9 +337,9 @@ def test_numbers_of_a_file_are_expected_to_the_last_bit_or_refused(tmp_path: Pat
 def test_bundled_cases_come_back_as_they_were(tmp_path: Path) -> None:
     store, names = Store(tmp_path), ("documents", "attention", "masks_of_models", "packed", "designs/scores")
     first = select_cases(names, store=store)
-    assert store.counts.keys() == {"missing", "kept"}
+    assert store.event_counts.keys() == {"missing", "kept"}
     second = select_cases(names, store=store)
-    assert store.counts["found"] == store.counts["kept"]
+    assert store.event_counts["found"] == store.event_counts["kept"]
     assert list(map(digest_of, second.cases)) == list(map(digest_of, first.cases))
     assert second.tags == first.tags
 
@@ -331,7 +351,7 @@ def test_a_file_that_was_changed_is_read_again_and_what_is_wrong_is_said_every_t
     path.write_text(path.read_text().replace("at hand", "to hand"))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert select_cases([path.name], base=tmp_path, store=store).cases[0].name == "The case to hand"
-    assert store.counts["found"] == 1, "the bundled tags"
+    assert store.event_counts["found"] == 1, "the bundled tags"
     tagged = "{values: [[0, 1]]}}\n    tags: [mine]\n    options: {"
     (tmp_path / "tags.yaml").write_text("tags: {mine: {probes: Something., defect: None yet.}}\n")
     assert select(tmp_path, tagged, store).cases[0].tags == ("mine",)

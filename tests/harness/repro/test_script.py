@@ -26,7 +26,7 @@ from attncheck.backends import ALL_ENTRIES, BackendEntry, Library
 from attncheck.cli import app
 from attncheck.common.errors import UsageError
 from attncheck.execution.implementation_selection import find_implementation, implementation_of_callable
-from attncheck.execution.implementations import Implementation, user_entry
+from attncheck.execution.implementations import Implementation, make_user_entry
 from attncheck.execution.user_call import load_target, read_target_declarations
 from attncheck.execution.user_code import Target
 from attncheck.judging.judge_stages import flag_failing_elements
@@ -138,7 +138,7 @@ def test_what_is_no_right_result_at_all_is_wrong_too(bench: Bench) -> None:
         if said:
             ends_with(1, bench.reproduce(bench.case("attention", ATTENTION), path), said)
         if in_few_lines:
-            entry = user_entry(Target.of(f"{path}:attention"), {}, None)
+            entry = make_user_entry(Target.parse(f"{path}:attention"), {}, None)
             kernel = Implementation(entry, next(iter(entry.all_modes)))
             text = shortly(bench.case("attention", TABLES["fields"]), kernel, "float32")
             ends_with(1, bench.run(text or ""), in_few_lines)
@@ -284,11 +284,13 @@ def test_a_script_is_short_whatever_signature_and_padding(bench: Bench, monkeypa
     case = bench.case("attention", CALLED)
     for name, differs in TABLES["short"].items():
         if differs is not None:
-            row = Library(name, call=f"called:Attend().{name}", family="keras", differs=differs, **arrays)
+            row = Library(
+                name, function_path=f"called:Attend().{name}", family="keras", family_changes=differs, **arrays
+            )
             entry: Any = BackendEntry("called", "", ("numpy",), modes=(row,), default_mode=name)
         else:
-            target = Target.of(f"{path}:{name}")
-            entry = user_entry(target, read_target_declarations(load_target(target), name), None)
+            target = Target.parse(f"{path}:{name}")
+            entry = make_user_entry(target, read_target_declarations(load_target(target), name), None)
         kernel = Implementation(entry, name)
         with Engine() as engine:
             found = engine.ask(kernel, Question(case, "float32"))
@@ -466,7 +468,7 @@ def test_the_script_finds_wrong_what_the_judge_finds_wrong(bench: Bench, fields:
                 by_judge = flag_failing_elements(truth.stage_reference(stage, class_of(dtype), kept), kept)
                 by_script = are_right(kept.astype(np.float64), expected.exact, expected.allowed, expected.rest)
                 np.testing.assert_array_equal(~by_script, by_judge)
-                written_down = "\n".join(expected.lines())
+                written_down = "\n".join(expected.judge_arguments())
                 given = eval(f"dict({written_down}\n)", {**NAMES})
                 assert judge(stage, computed, **given) == (not by_judge.any())
                 found += int(by_judge.sum())

@@ -56,9 +56,9 @@ def test_a_failing_evaluation_is_told_at_the_stage_where_it_begins(make_row: Mak
 
 def test_what_is_judged_is_replaced_and_all_else_stays(make_row: MakeRow) -> None:
     record = FailedRecord({("a", "float64", "n"), ("b", "float64", "n"), ("b", "float32", "n"), ("b", "float64", "t")})
-    record.note([make_row(case="b", implementation="n")])
-    record.note([make_row(case="c", implementation="n", verdict="numeric")])
-    record.note([make_row(case="c", implementation="n", stage="output")])  # rows of a case may come in two parts
+    record.record([make_row(case="b", implementation="n")])
+    record.record([make_row(case="c", implementation="n", verdict="numeric")])
+    record.record([make_row(case="c", implementation="n", stage="output")])  # rows of a case may come in two parts
     failed = [("a", "float64", "n"), ("b", "float32", "n"), ("b", "float64", "t"), ("c", "float64", "n")]
     assert record.as_record() == {"failed": failed}
 
@@ -73,7 +73,7 @@ def test_it_is_read_as_it_was_written_or_refused_in_one_error(tmp_path: Path) ->
     assert found == LastFailures(
         frozenset({("a", "float64", "n"), ("b", "float32", "t")}), frozenset({("a", "float64")})
     )
-    assert found.units(["t", "other"]) == {("b", "float32")}
+    assert found.failed_units(["t", "other"]) == {("b", "float32")}
     wrong = [
         '{"a": 1}}',
         '[["a", "float64"]]}',
@@ -98,21 +98,21 @@ def test_cases_are_counted_and_not_their_dtypes_and_what_was_left_is_said(make_r
     watch = FailureLimit(FailedRecord(), 2, lambda failed: told.append(f"{failed.case} {failed.dtype}"))
     seen = [("a", "float64", "numeric"), ("a", "float32", "numeric"), ("b", "float64", "agree")]
     for case, dtype, verdict in seen:
-        assert not watch.see([make_row(case=case, dtype=dtype, verdict=verdict)])
-    assert watch.see([make_row(case="c", verdict="crash")])
+        assert not watch.record_rows([make_row(case=case, dtype=dtype, verdict=verdict)])
+    assert watch.record_rows([make_row(case="c", verdict="crash")])
     assert told == ["a float64", "a float32", "c float64"]
     planned = [(case, dtype) for case in "abcde" for dtype in ("float64", "float32")]
-    assert watch.stop(planned, {("b", "float32")}) == EarlyStop(2, not_run=2, in_part=1)
-    assert watch.stop(planned[:3], set()) is None  # nothing was left
+    assert watch.early_stop(planned, {("b", "float32")}) == EarlyStop(2, not_run=2, in_part=1)
+    assert watch.early_stop(planned[:3], set()) is None  # nothing was left
     after = "the run was stopped after"
-    assert EarlyStop(1, 9).of(1200) == f"{after} 1 failing case: 9 of 1,200 cases were not run"
+    assert EarlyStop(1, 9).describe(1200) == f"{after} 1 failing case: 9 of 1,200 cases were not run"
     left = "1 of 1,200 cases was not run, and 1 not in all of its dtypes"
-    assert EarlyStop(3, 1, 1).of(1200) == f"{after} 3 failing cases: {left}"
+    assert EarlyStop(3, 1, 1).describe(1200) == f"{after} 3 failing cases: {left}"
     # A run that is never stopped remembers no case.
     watch = FailureLimit(FailedRecord())
-    assert not watch.see([make_row(verdict="numeric")])
-    assert not watch.judged
-    assert watch.stop([("b", "float64")], ()) is None
+    assert not watch.record_rows([make_row(verdict="numeric")])
+    assert not watch.judged_units
+    assert watch.early_stop([("b", "float64")], ()) is None
 
 
 A, B, C, D = (f"small/small/{name}" for name in ("a-scores", "b-weights", "c-scores", "d-weights"))
@@ -139,16 +139,16 @@ def test_what_failed_runs_alone_in_the_dtypes_in_which_it_failed_or_before_the_r
     folder = write(tmp_path, (D, "float32", "n"), (B, "float64", "n"), (A, "float64", "t"), ("gone", "float64", "n"))
     found = select_failed(cases, (), ["n"], folder)
     assert ids(found.cases) == [B, D]
-    assert found.only == {(B, "float64"), (D, "float32")}
-    assert found.note == f"2 of 4 cases failed last time in {tmp_path} and run alone"
-    assert select_failed(cases, ["float32"], ["n"], folder).only == {(D, "float32")}
+    assert found.failed_units == {(B, "float64"), (D, "float32")}
+    assert found.description == f"2 of 4 cases failed last time in {tmp_path} and run alone"
+    assert select_failed(cases, ["float32"], ["n"], folder).failed_units == {(D, "float32")}
     assert ids(select_failed(cases, (), ["n", "t"], folder).cases) == [A, B, D]
     first = order_failed_first(cases, (), ["n"], folder)
-    assert (ids(first.cases), first.only) == ([B, D, A, C], None)
-    assert first.note == f"2 of 4 cases failed last time in {tmp_path} and run first"
-    assert order_failed_first(cases, (), ["x"], folder).note.endswith(": the cases run in their order")
+    assert (ids(first.cases), first.failed_units) == ([B, D, A, C], None)
+    assert first.description == f"2 of 4 cases failed last time in {tmp_path} and run first"
+    assert order_failed_first(cases, (), ["x"], folder).description.endswith(": the cases run in their order")
     folder = write(tmp_path, (A, "float64", "n"), selected=[(A, "float64"), (C, "float32")])
-    assert select_failed(cases, (), ["n"], folder, resume=True).only == {(A, "float64"), (C, "float32")}
+    assert select_failed(cases, (), ["n"], folder, resume=True).failed_units == {(A, "float64"), (C, "float32")}
     (folder / "summary.json").write_text('{"implementations": ["n", "other"]}')
     for selected, dtypes, names, said in (
         (cases, (), ["other"], "nothing"),
@@ -156,8 +156,8 @@ def test_what_failed_runs_alone_in_the_dtypes_in_which_it_failed_or_before_the_r
         (cases, ["float32"], ["n"], "nothing selected"),
     ):
         found = select_failed(selected, dtypes, names, folder)
-        assert (ids(found.cases), found.only) == ([], frozenset())
-        assert found.note == f"{said} failed last time in {tmp_path}: nothing runs"
+        assert (ids(found.cases), found.failed_units) == ([], frozenset())
+        assert found.description == f"{said} failed last time in {tmp_path}: nothing runs"
 
 
 def test_without_results_that_say_what_failed_nothing_runs(cases: list[Case], tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_without_results_that_say_what_failed_nothing_runs(cases: list[Case], tm
     ):
         with pytest.raises(UsageError, match=f"^{re.escape(reason)}"):
             select_failed(cases, (), ["n"], folder)
-    assert order_failed_first(cases, (), ["n"], damaged).note.endswith(": the cases run in their order")
+    assert order_failed_first(cases, (), ["n"], damaged).description.endswith(": the cases run in their order")
 
 
 def test_after_an_unfinished_run_everything_runs(cases: list[Case], tmp_path: Path) -> None:
@@ -180,8 +180,8 @@ def test_after_an_unfinished_run_everything_runs(cases: list[Case], tmp_path: Pa
         ("n", True, f"the run in {tmp_path} was of everything that was selected, and goes on"),
     ):
         found = select_failed(cases, (), [name], tmp_path, resume=resume)
-        assert (ids(found.cases), found.only) == ([A, B, C, D], None)
-        assert found.note.startswith(note)
+        assert (ids(found.cases), found.failed_units) == ([A, B, C, D], None)
+        assert found.description.startswith(note)
 
 
 def test_a_minimum_is_a_number_or_a_share_of_what_was_asked() -> None:
@@ -189,14 +189,14 @@ def test_a_minimum_is_a_number_or_a_share_of_what_was_asked() -> None:
         *(("5", 5, True), ("20%", 5, True), ("100%", 25, True), ("0", 0, True)),
         *(("5", 4, False), ("20.1%", 5, False), ("100 %", 24, False)),
     ):
-        assert MinimumJudged.of(given, "--min-judged").is_reached(judged, 25) is is_reached, given
-    assert MinimumJudged.of(5, "here") == MinimumJudged.of("5", "here")
+        assert MinimumJudged.parse(given, "--min-judged").is_reached(judged, 25) is is_reached, given
+    assert MinimumJudged.parse(5, "here") == MinimumJudged.parse("5", "here")
     for wrong in ("", "many", "-1", "101%", "1e3", "5 cases", "NaN%", True, 1.5, None, [5]):
         with pytest.raises(UsageError, match=r"^here: expected a number of cases, such as 20, or a share, .*; got "):
-            MinimumJudged.of(wrong, "here")  # type: ignore[arg-type]
+            MinimumJudged.parse(wrong, "here")  # type: ignore[arg-type]
 
 
 def test_what_falls_short_of_all_cases_or_of_those_that_are_offered_is_told() -> None:
     for judged, cases, named, minimum, offered, told in TABLES["shortfalls"]:
-        asked = RequestedRun(cases, tuple(named), MinimumJudged.of(minimum, "") if minimum else None)
+        asked = RequestedRun(cases, tuple(named), MinimumJudged.parse(minimum, "") if minimum else None)
         assert shortfall_sentences(judged, asked, offered) == told

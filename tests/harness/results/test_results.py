@@ -432,7 +432,7 @@ def test_a_table_comes_back_as_it_was_written_whatever_its_rows(tmp_path: Path) 
         path = tmp_path / "part"
         write_file(path, to_table(rows, ROW_SCHEMA), ROW_SCHEMA)
         with TableFile(path, 2**20, 10) as file:
-            read = [Row(**record) for record in file.table(ROW_SCHEMA).records()]
+            read = [Row(**record) for record in file.read_columns(ROW_SCHEMA).records()]
         assert repr(read) == repr(rows)  # NaN is what it was, and no number is none
 
     comes_back()

@@ -91,7 +91,7 @@ def test_the_file_of_arrays_is_one_of_safetensors_and_a_call_is_recognised_by_it
     recorded = RecordedOutputs.__new__(RecordedOutputs)
     recorded._places = {}
     with pytest.raises(NotImplementedError, match="the case has changed since they were written"):
-        recorded.of_call("0")
+        recorded.stages_of_call("0")
 
 
 def test_outputs_are_judged_and_what_is_not_there_is_unsupported(
