@@ -267,7 +267,7 @@ def find_known_empty_rows(
     implementation: Implementation, expected_failures: Sequence[ExpectedFailure], case: str, dtype: str
 ) -> KnownEmptyRows:
     """Return the known results of an implementation for a query without a key in a case."""
-    mode_declarations = implementation.mode_declarations.conventions.get("empty_rows")
+    declared = implementation.mode_declarations.conventions.get("empty_rows")
     recorded = find_recorded_empty_rows(expected_failures, implementation.name, case, dtype)
     if declared is None:
         return KnownEmptyRows(recorded_conventions=recorded)

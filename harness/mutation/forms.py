@@ -144,7 +144,7 @@ def _fault_from_reading(
         "name": name or reading.replace("-", "_").lower(),
         "defect": defect,
         "change": ReadingFault("", reading, applies_to).steps_for_all_functions(),
-        "first_stage": "rotated_query" if first.option_or_input == "rotary_cos" else first.first_stage,
+        "stage": "rotated_query" if first.option_or_input == "rotary_cos" else first.first_stage,
         "diagnosis": reading,
         "needed_argument": first.option_or_input
         if len({row.option_or_input for row in _READINGS_BY_NAME[reading]}) == 1
