@@ -88,6 +88,7 @@ def make_match(alternative: AppliedReading, stage: str) -> Match:
         alternative.is_fitted,
         alternative.factor,
         alternative.common_description,
+        alternative.scale,
     )
 
 

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from attncheck.common.store import UnreadableEntry
 from attncheck.common.wording import CONVENTIONS_SEPARATOR, SINGLE_CASE_PREFIX
-from attncheck.diagnosis.case_evidence import Evidence, Match
+from attncheck.diagnosis.case_evidence import Evidence, FittedNumber, Match
 from attncheck.diagnosis.decision import (
     MIN_CERTAIN_PAIRS,
     MIN_EXPLAINED_PER_REFUTED,
@@ -196,15 +196,15 @@ class _EvidenceCollector:
 
     def _collect(self, failing: Sequence[FailingEvaluation]) -> None:
         """Examine cases of each kind until they confirm a reading, and try it on the other cases."""
-        confirmed: dict[str, dict[str, float | None]] = defaultdict(dict)
+        confirmed: dict[str, dict[str, FittedNumber]] = defaultdict(dict)
         kinds: dict[tuple[str, str, str], list[FailingEvaluation]] = defaultdict(list)
         for failure in failing:
             kinds[failure.failure_kind].append(failure)
         for kind, members in sorted(kinds.items(), key=lambda entry: -len(entry[1])):
             self._examine_kind(members, confirmed[kind[0]])
 
-    def _examine_kind(self, members: Sequence[FailingEvaluation], confirmed: dict[str, float | None]) -> None:
-        """Examine the simplest members; ``confirmed`` maps confirmed readings to their fitted factors."""
+    def _examine_kind(self, members: Sequence[FailingEvaluation], confirmed: dict[str, FittedNumber]) -> None:
+        """Examine the simplest members; ``confirmed`` maps confirmed readings to their fitted numbers."""
         remaining = self._try_on_cases(members, confirmed)
         examined: list[FailingEvaluation] = []
         unnamed, least = 0, 0
@@ -259,11 +259,8 @@ class _EvidenceCollector:
 
     def _find_newly_confirmed(
         self, examined: Sequence[FailingEvaluation], confirmed: Mapping[str, object]
-    ) -> dict[str, float | None]:
-        """Return a reading that enough examined cases name and that is not confirmed yet, with its fitted factor.
-
-        The factor is None if the cases have different factors, or none.
-        """
+    ) -> dict[str, FittedNumber]:
+        """Return a reading that enough examined cases name and that is not confirmed yet, with its fitted number."""
         decisions = decide_diagnoses({key: evidence for key, evidence in self.evidence.items() if key in self.searched})
         named: dict[str, dict[str, list[Match]]] = {}
         for failure in examined:
@@ -271,19 +268,17 @@ class _EvidenceCollector:
                 named.setdefault(match.name, {}).setdefault(failure.case.id, []).append(match)
         for name, by_case in named.items():
             if len(by_case) >= MIN_CONFIRMING_CASES and not confirmed.keys() >= set(name.split(NAME_SEPARATOR)):
-                factors = [match.factor for group in by_case.values() for match in group if match.factor is not None]
-                # The first case has the most precise factor.
-                differ = any(abs(factor - factors[0]) > 0.01 * abs(factors[0]) for factor in factors)
-                return dict.fromkeys(name.split(NAME_SEPARATOR), None if differ or not factors else factors[0])
+                fitted = FittedNumber.shared_by([match for group in by_case.values() for match in group])
+                return dict.fromkeys(name.split(NAME_SEPARATOR), fitted)
         return {}
 
     def _try_on_cases(
-        self, failing: Sequence[FailingEvaluation], readings: Mapping[str, float | None]
+        self, failing: Sequence[FailingEvaluation], readings: Mapping[str, FittedNumber]
     ) -> list[FailingEvaluation]:
         """Store the evidence of the cases that the readings explain, and return the other cases."""
         return [failure for failure in failing if not (readings and self._try_on_case(failure, readings))]
 
-    def _try_on_case(self, failure: FailingEvaluation, readings: Mapping[str, float | None]) -> bool:
+    def _try_on_case(self, failure: FailingEvaluation, readings: Mapping[str, FittedNumber]) -> bool:
         """Store the evidence of a case if a reading explains it; return whether one does."""
         from attncheck.diagnosis.declared import problem_under_conventions
         from attncheck.diagnosis.wrong_result import FailingCase

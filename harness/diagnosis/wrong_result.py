@@ -24,6 +24,7 @@ from attncheck.attention.caches import latent_projection_magnitude
 from attncheck.attention.errors import Bound, Real
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.walk import approximate_stages
+from attncheck.diagnosis.case_evidence import FittedNumber
 from attncheck.diagnosis.readings import (
     ACCURACY_READINGS,
     APPROXIMATION_READINGS,
@@ -526,7 +527,7 @@ def multiplied_scale_reading(problem: Problem, factor: float, scale: float | Non
         describe_default_scale(_describe_root(factor)) if has_default_scale(problem) and _describe_root(factor) else ""
     )
     form = ReadingForm(_set_scale(problem, scale), {"taken": taken, "meant": meant}, common_description=shared)
-    return FITTED_SCALE_READING.make_applied_reading(form, is_fitted=True, factor=factor)
+    return FITTED_SCALE_READING.make_applied_reading(form, is_fitted=True, factor=factor, scale=scale)
 
 
 def _describe_root(factor: float) -> str:
@@ -565,8 +566,8 @@ class FailingCase:
     right_stages: Stages
     rounding_model: str
 
-    def find_explaining_readings(self, names: Mapping[str, float | None]) -> list[AppliedReading]:
-        """Return the readings that explain the case; ``names`` maps each name to its fitted factor, or None."""
+    def find_explaining_readings(self, names: Mapping[str, FittedNumber]) -> list[AppliedReading]:
+        """Return the readings that explain the case; ``names`` maps each name to its fitted number."""
         if not self.failing_stages.keys() <= self._wrong_result.truth.exact.keys():
             return []
         explaining = filter(self._is_explained_by, self._candidate_readings(names))
@@ -576,7 +577,7 @@ class FailingCase:
                 by_name[fitted.name] = fitted
         return list(by_name.values())
 
-    def _candidate_readings(self, names: Mapping[str, float | None]) -> Iterator[AppliedReading]:
+    def _candidate_readings(self, names: Mapping[str, FittedNumber]) -> Iterator[AppliedReading]:
         problem, readings = self._wrong_result.problem, self._wrong_result.case_readings
         for alternative in readings.applied_readings:
             is_comparable = alternative.step_replacement is not None or not readings.has_no_distance(alternative)
@@ -585,13 +586,18 @@ class FailingCase:
         yield from (
             alternative for alternative in apply_other_empty_row_conventions(problem) if alternative.name in names
         )
-        scale, bias = names.get(FITTED_SCALE_READING.name), names.get(FITTED_BIAS_READING.name)
-        if scale is not None and has_scale(problem):
-            yield multiplied_scale_reading(problem, round_to_root(scale))
-        if bias is not None and "bias" in problem.inputs:
-            yield multiplied_bias_reading(problem, bias)
-        if (factor := names.get(FITTED_STAGE_READING.name)) is not None:
-            yield multiplied_stages_reading(self._wrong_result, factor)
+        scale, bias, stage = (
+            names.get(reading.name, FittedNumber())
+            for reading in (FITTED_SCALE_READING, FITTED_BIAS_READING, FITTED_STAGE_READING)
+        )
+        if scale.factor is not None and has_scale(problem):
+            yield multiplied_scale_reading(problem, round_to_root(scale.factor))
+        if scale.scale is not None and has_scale(problem) and (case_scale := intended_scale(problem)):
+            yield multiplied_scale_reading(problem, scale.scale / case_scale, scale.scale)
+        if bias.factor is not None and "bias" in problem.inputs:
+            yield multiplied_bias_reading(problem, bias.factor)
+        if stage.factor is not None:
+            yield multiplied_stages_reading(self._wrong_result, stage.factor)
         if any(name.startswith(ACCURACY_PREFIX) for name in names):
             accuracy, _ = judge_accuracy(self._wrong_result, is_known=True)
             yield from () if accuracy is None or accuracy.name not in names else (accuracy,)

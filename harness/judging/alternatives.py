@@ -54,7 +54,8 @@ class AppliedReading(ReadingForm):
     Names are the same in every case, so that failures of one implementation can be grouped. A case cannot distinguish
     alternatives with the same ``result_key``, such as 1/D and the square of 1/sqrt(D); ``ambiguous_description``
     describes all of them. ``is_fitted`` marks alternatives with a free number, or that are less than a cause: they
-    count only if no other fits. ``factor`` is that number, relative to the number that the case means.
+    count only if no other fits. ``factor`` is that number, relative to the number that the case means, and ``scale``
+    the number itself if it is a scale.
     ``common_description`` is the description if all explained cases leave an option to its default: the default is
     another one.
     """
@@ -65,6 +66,7 @@ class AppliedReading(ReadingForm):
     verdict: Verdict = Verdict.SEMANTIC
     is_fitted: bool = False
     factor: float | None = None
+    scale: float | None = None
 
     @property
     def comparison_key(self) -> str:
