@@ -45,12 +45,12 @@ def summary_lines(frames: Frames, *, quiet: bool, announced: Collection[str] = (
     defects. Notes that were ``announced`` already are not repeated.
     """
     yield from _answer_lines(frames, announced, quiet=quiet)
-    yield from _wrong_lines(frames)
+    yield from _property_and_defect_lines(frames)
     if not quiet:
         yield from (f"Why: {command}" for command in first_commands(frames))
 
 
-def _wrong_lines(frames: Frames) -> Iterator[Line]:
+def _property_and_defect_lines(frames: Frames) -> Iterator[Line]:
     """Yield properties that do not hold, and the first defects, each in its simplest case."""
     yield from _broken_property_lines(broken_properties(frames) if frames.properties else ())
     all_defects = find_defects(frames)
@@ -130,10 +130,10 @@ def property_lines(
         reasons = (f"{row.implementation}  {row.property_name}: {row.verdict}: {row.message}" for row in open_)
         yield from truncate_list(_MAX_BROKEN_PROPERTIES, list(dict.fromkeys(reasons)))
     for row, call in explained:
-        yield from ("", *property_explanation(row, call))
+        yield from ("", *property_row_lines(row, call))
 
 
-def property_explanation(row: Row, call: str) -> list[str]:
+def property_row_lines(row: Row, call: str) -> list[str]:
     """Describe a row: the calls, the element, the two numbers, the exact one, and the bounds."""
     claim = f", and claims {row.claim}" if row.claim else ""
     facts = {"what must hold": PROPERTIES[row.property_name].description, "the call": call} | property_facts(row)

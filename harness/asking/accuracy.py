@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from attncheck.asking.answer import known_empty_rows_of_call
+from attncheck.asking.answer import known_conventions_of_empty_rows
 from attncheck.asking.engine import Engine
 from attncheck.asking.question import Question
 from attncheck.common.store import NO_STORE, Store
@@ -151,7 +151,7 @@ def _judge_by_class(
             if not isinstance(outcome, Computed):
                 continue
             truth = truth_for_implementation(implementation, case, question.inputs, outcome.stages, store)
-            known = known_empty_rows_of_call(implementation, outcome, expected, question)
+            known = known_conventions_of_empty_rows(implementation, outcome, expected, question)
             by_class: dict[str, list[StageJudgement]] = {}
             for name in names:
                 judged = judge_implementation(truth, outcome.stages, case.stage_shapes, name, known)

@@ -180,13 +180,13 @@ def judge_outcome(
         return Answer(*asked, rows, failed=outcome, padded=outcome.padded)
     assert isinstance(outcome, Computed), "an outcome is one or the other"
     truth = truth_for_implementation(implementation, case, question.inputs, outcome.stages, store)
-    known = known_empty_rows_of_call(implementation, outcome, expected_failures, question)
+    known = known_conventions_of_empty_rows(implementation, outcome, expected_failures, question)
     examined = judge_and_diagnose_outcome(blank, case, truth, outcome, rounding_model, known)
     judged = examined.diagnosed_stages
     return Answer(
         *asked,
         marks.mark_expected_rows(examined.rows),
-        tuple(_explain_exceeded_limit(expected_failures, judgement, evaluation) for judgement in judged.judgements),
+        tuple(_note_excess_error(expected_failures, judgement, evaluation) for judgement in judged.judgements),
         judged.begins_at,
         outside=truth.no_answer_reason,
         padded=outcome.padded,
@@ -195,7 +195,7 @@ def judge_outcome(
     )
 
 
-def known_empty_rows_of_call(
+def known_conventions_of_empty_rows(
     implementation: Implementation, outcome: Computed, expected_failures: Sequence[ExpectedFailure], question: Question
 ) -> KnownEmptyRows:
     """Return the known results of an implementation for a query without a key."""
@@ -218,7 +218,7 @@ def _conditioning_by_stage(
     }
 
 
-def _explain_exceeded_limit(
+def _note_excess_error(
     expected_failures: Sequence[ExpectedFailure], judgement: StageJudgement, evaluation: tuple[str, str, str]
 ) -> StageJudgement:
     """Add to the message if an error is larger than its expected failure allows."""

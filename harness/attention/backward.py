@@ -87,7 +87,7 @@ class BackwardWeights:
         relative = np.maximum(independent, 0) + shared + self.sum_variance + self.rounding_variance
         return p * p * relative + self.attended_as_numbers * (2 * rounding.weight_underflow) ** 2
 
-    def shared_deviation(self) -> Real:
+    def deviation_shared_by_queries(self) -> Real:
         """Return the deviation of each weight by errors that queries share."""
         p = self.rows.weights
         return p * np.sqrt(self.shared_key_variance + row_sums(p * p * self.shared_key_variance))
@@ -302,13 +302,13 @@ def gradient_storage_rounding(rounding: RoundingModel) -> tuple[float, float]:
 def _grad_logits_max_error(centred: CentredGradient, value: Real, rounding: RoundingModel) -> Real:
     """Return E_dl."""
     weights, gradient = centred.weights, centred.grad_weights.max_error
-    delta = _delta_error_from_weights(
+    delta = _delta_max_error_from_weights(
         centred, weights.stored_max_error - weights.max_change, weights.stored_max_error, rounding
     )  # of stored weights
     if rounding.recomputes_weights:
         again, from_output = (
-            _recomputed_delta_error(centred, rounding),
-            _delta_error_from_output(centred, rounding),
+            _delta_max_error_from_recomputed_weights(centred, rounding),
+            _delta_max_error_from_output(centred, rounding),
         )
         delta = np.maximum(np.maximum(delta, again), from_output)
     of_delta = np.abs(centred.delta) + delta
@@ -323,7 +323,7 @@ def _grad_logits_max_error(centred: CentredGradient, value: Real, rounding: Roun
     return weights.attended_as_numbers * error * (1 + 8 * rounding.coarsest_unit)
 
 
-def _recomputed_delta_error(centred: CentredGradient, rounding: RoundingModel) -> Real:
+def _delta_max_error_from_recomputed_weights(centred: CentredGradient, rounding: RoundingModel) -> Real:
     """Return the error of sum_j p dp, (..., Lq, 1), of weights e^(s - L), which add up to T."""
     weights = centred.weights
     further = extra_exponent_error(weights.rows, rounding)[..., np.newaxis]
@@ -332,12 +332,12 @@ def _recomputed_delta_error(centred: CentredGradient, rounding: RoundingModel) -
         rounded * (weights.largest_possible + weights.max_change) + 2 * rounding.weight_underflow
     )
     total = recomputed_sum_error(weights.rows, rounding)
-    return total * np.abs(centred.delta) + (1 + total) * _delta_error_from_weights(
+    return total * np.abs(centred.delta) + (1 + total) * _delta_max_error_from_weights(
         centred, apart, weights.max_error, rounding
     )
 
 
-def _delta_error_from_weights(
+def _delta_max_error_from_weights(
     centred: CentredGradient, rounding_error: Real, max_error: Real, rounding: RoundingModel
 ) -> Real:
     """Return the error of a sum of p dp.
@@ -354,7 +354,7 @@ def _delta_error_from_weights(
     return row_sums(error + weights.attended_as_numbers * 2 * rounding.score_underflow)
 
 
-def _delta_error_from_output(centred: CentredGradient, rounding: RoundingModel) -> Real:
+def _delta_max_error_from_output(centred: CentredGradient, rounding: RoundingModel) -> Real:
     """Return the error of sum_c g o, (..., Lq, 1)."""
     width, gradient = centred.grad_weights.values_per_query_head.shape[-1], centred.grad_weights.grad_output
     bound = bound_output(
@@ -407,7 +407,7 @@ def _grad_logits_variance(centred: CentredGradient, delta_variance: Real, roundi
     """Return the variance of each logit's gradient before it is rounded."""
     weights, gradient = centred.weights, centred.grad_weights
     p, dp, size = weights.rows.weights, gradient.value, np.abs(centred.centred_value)
-    of_exponents = independent_exponent_variance(centred, weights.rows.independent_variance, rounding)
+    of_exponents = relative_exponent_variance(centred, weights.rows.independent_variance, rounding)
     mean, mean_shared = row_sums(p * size), row_sums(p * weights.shared_variance)
     shared = (2 * size + mean) * (
         size * (weights.shared_variance + mean_shared) + row_sums(p * weights.shared_variance * size)
@@ -420,12 +420,12 @@ def _grad_logits_variance(centred: CentredGradient, delta_variance: Real, roundi
     relative = np.maximum(of_exponents, 0) + shared + of_sum + of_weight + np.maximum(of_gradient, 0) + delta_variance
     if gradient.queries_share_errors:
         of_row = np.sqrt(gradient.factor_variance)
-        relative = relative + (of_row + row_sums(p * of_row)) ** 2 + shared_truncation_variance(centred, rounding)
+        relative = relative + (of_row + row_sums(p * of_row)) ** 2 + common_truncation_variance(centred, rounding)
     variance: Real = p * p * relative
     return variance
 
 
-def independent_exponent_variance(centred: CentredGradient, independent: Real, rounding: RoundingModel) -> Real:
+def relative_exponent_variance(centred: CentredGradient, independent: Real, rounding: RoundingModel) -> Real:
     """Return the variance of each logit's gradient over its weight by independent errors of the keys' exponents."""
     p, y = centred.weights.rows.weights, centred.centred_value
     weighted = p * p * independent
@@ -438,7 +438,7 @@ def independent_exponent_variance(centred: CentredGradient, independent: Real, r
     )
 
 
-def shared_truncation_variance(centred: CentredGradient, rounding: RoundingModel) -> Real:
+def common_truncation_variance(centred: CentredGradient, rounding: RoundingModel) -> Real:
     """Return the variance that cut off factors have in common, in dp and in Delta, which need not be the same."""
     size = np.abs(centred.grad_weights.value) + np.abs(centred.delta)
     return rounding.common_product_variance * size**2
@@ -487,16 +487,16 @@ class GradScores:
         variance: Real = (self.slope.value * np.sqrt(self.logits.variance) + size * np.sqrt(self.slope.variance)) ** 2
         return variance + self.softcap_storage_variance(rounding)
 
-    def shared_deviation(self, rounding: RoundingModel) -> Real:
+    def deviation_shared_by_queries(self, rounding: RoundingModel) -> Real:
         """Return the deviation of each score's gradient by errors that queries share: rounded keys, values, cuts.
 
         Sums over queries must not take them for independent; deviations add up as if all had one sign.
         """
         weights, centred = self.logits.weights, self.logits.centred
         p, of_factors = weights.rows.weights, centred.grad_weights.factor_variance
-        of_exponents = np.maximum(independent_exponent_variance(centred, weights.shared_key_variance, rounding), 0)
+        of_exponents = np.maximum(relative_exponent_variance(centred, weights.shared_key_variance, rounding), 0)
         relative = (
-            of_exponents + of_factors + row_sums(p * p * of_factors) + shared_truncation_variance(centred, rounding)
+            of_exponents + of_factors + row_sums(p * p * of_factors) + common_truncation_variance(centred, rounding)
         )
         through = p * np.sqrt(relative) * self.slope.value
         deviation: Real = through + np.abs(self.logits.value) * np.sqrt(self.slope.variance)

@@ -113,7 +113,7 @@ class GradientSums:
     nonzero_count: Real  # N: what is not exactly 0
     score_scale_variance: float  # u_s^2 + u_c^2, and of factors that are cut off
     score_scale_change: Real  # what a relative change of all scores makes: one number's error, in every head the same
-    shared_deviation: Real  # of what errors that all terms share make
+    deviation_shared_by_queries: Real  # of what errors that all terms share make
     underflow_error: Real  # what underflow of the factor makes
     underflow_variance: Real  # its variance
 
@@ -159,8 +159,8 @@ def bound_grouped_sums(sums: GradientSums, exact: Real, length: int, rounding: R
         max_error, variance = max_error + together(sums.underflow_error), variance + together(sums.underflow_variance)
     if sums.score_scale_change is not ZERO:
         variance = variance + sums.score_scale_variance * together(sums.score_scale_change) ** 2
-    if sums.shared_deviation is not ZERO:
-        variance = variance + together(sums.shared_deviation) ** 2
+    if sums.deviation_shared_by_queries is not ZERO:
+        variance = variance + together(sums.deviation_shared_by_queries) ** 2
     of_total, of_squares = matmul_variance_factors(rounding, count)
     variance = variance + of_total * np.maximum(exact_square, heads_square)
     variance += (of_squares + scaling.variance) * squares
@@ -313,7 +313,7 @@ def _sum_grad_scores(
         nonzero_count=count,
         score_scale_variance=weights.rows.score_scale_variance(rounding),
         score_scale_change=ZERO,
-        shared_deviation=ZERO,
+        deviation_shared_by_queries=ZERO,
         underflow_error=_underflow_bound(factor, attended @ size, for_scores.sum(axis=-1, keepdims=True), rounding),
         underflow_variance=lost,
     )
@@ -324,13 +324,13 @@ def _sum_grad_key(scores: GradScores, query: Real, factor: Factor, rounding: Rou
     sums, scale, size = _sum_grad_scores(scores, query, factor, rounding, by_key=True), abs(factor), np.abs(query)
     deviation = ZERO
     if scores.logits.weights.queries_share_errors:
-        deviation = scale * (transposed(scores.shared_deviation(rounding)) @ size)
+        deviation = scale * (transposed(scores.deviation_shared_by_queries(rounding)) @ size)
     moves = factor * (transposed(score_scale_sensitivity(scores.logits) * scores.slope.value) @ query)
     return replace(
         sums,
         variance=scale**2 * (transposed(scores.variance_per_score(rounding)) @ (size * size)),
         score_scale_change=moves if sums.scaling.is_shared else np.abs(moves),
-        shared_deviation=deviation,
+        deviation_shared_by_queries=deviation,
     )
 
 
@@ -349,7 +349,7 @@ def _sum_grad_value(weights: BackwardWeights, grad_output: Operand, rounding: Ro
         max_error = max_error + transposed(met) @ grad_output.max_error
         variance = variance + transposed(rows.weights * rows.weights) @ grad_output.variance
     if weights.queries_share_errors:
-        deviation = transposed(weights.shared_deviation()) @ size
+        deviation = transposed(weights.deviation_shared_by_queries()) @ size
     return GradientSums(
         value=transposed(rows.weights) @ gradient,
         magnitude=transposed(weights.largest_possible + error) @ size,
@@ -360,7 +360,7 @@ def _sum_grad_value(weights: BackwardWeights, grad_output: Operand, rounding: Ro
         nonzero_count=transposed(weights.attended_as_numbers).sum(axis=-1, keepdims=True),
         score_scale_variance=rows.score_scale_variance(rounding),
         score_scale_change=transposed(rows.weights * (rows.shifted_logits - rows.mean_shifted_logit)) @ gradient,
-        shared_deviation=deviation,
+        deviation_shared_by_queries=deviation,
         underflow_error=ZERO,
         underflow_variance=lost,
     )

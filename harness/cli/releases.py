@@ -55,7 +55,7 @@ class Release:
         return self.folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
-def install_release(release: Release) -> bool:
+def ensure_release_installed(release: Release) -> bool:
     """Make the environment of a release, unless there is one; return whether it was made now. Raises ``ReleaseError``.
 
     pip's variables and configuration files apply: another index, a folder of wheels.
@@ -84,7 +84,7 @@ def install_release(release: Release) -> bool:
     return True
 
 
-def check_release(release: Release, arguments: Sequence[str], output: Path) -> None:
+def run_check_of_release(release: Release, arguments: Sequence[str], output: Path) -> None:
     """Run ``attncheck check`` in the environment of a release. Raises ``ReleaseError`` if it writes no results."""
     shutil.rmtree(output, ignore_errors=True)
     command = [str(release.python), "-m", "attncheck", "check", *arguments]

@@ -334,7 +334,7 @@ def bisect(
     Every release is installed in a separate environment in your cache folder. The exit code is 1 if a release made
     something worse, and 3 if a release could not be installed or run.
     """
-    from attncheck.cli.releases import Release, ReleaseError, check_release, install_release
+    from attncheck.cli.releases import Release, ReleaseError, ensure_release_installed, run_check_of_release
     from attncheck.reports.difference import Bisection, bisection_document, bisection_lines, read_frames
 
     asked = split_names([versions])
@@ -354,9 +354,9 @@ def bisect(
         release = Release(distribution, version, tuple(beside or ()))
         try:
             typer.echo(f"attncheck: {distribution} {version}: installing", err=True)
-            install_release(release)
+            ensure_release_installed(release)
             typer.echo(f"attncheck: {distribution} {version}: checking", err=True)
-            check_release(release, arguments, output / version)
+            run_check_of_release(release, arguments, output / version)
             bisection.add(version, read_frames(output / version))
         except ReleaseError as error:
             bisection.missed[version] = str(error)

@@ -270,7 +270,7 @@ _CACHE_READINGS = (
 # Places and patterns.
 
 
-def _read_one_position_late(name: str) -> Change:
+def _read_previous_position(name: str) -> Change:
     def rolled(both: Any, past: int) -> Any:
         return np.roll(both, 1, axis=-2)
 
@@ -415,7 +415,7 @@ def _align_at_key_lengths(problem: Problem) -> Problem | None:
 _POSITION_READINGS = (
     *(
         Reading(f"{name}-one-position-late", f"the {name} of the position before is read",
-                _read_one_position_late(name), name, stage)
+                _read_previous_position(name), name, stage)
         for name, stage in (("key", LOGITS[0]), ("value", MEANS[0]))
     ),
     Reading("bias-one-key-late", "the bias of the key before is read",

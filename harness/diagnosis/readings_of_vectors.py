@@ -49,7 +49,7 @@ from attncheck.spec import (
 # Rotary embeddings and norms of queries and keys.
 
 
-def _change_rotation(change: Change, of: str = "query") -> Change:
+def _shown_in_rotation(change: Change, of: str = "query") -> Change:
     """Return a change of a rotation; it shows first in the normalised vectors if the norm follows the rotation."""
     part = {True: "normalized", False: "rotated"}
     return starting_at_stage(lambda problem: f"{part[bool(problem.options.get('norm_after_rotation'))]}_{of}", change)
@@ -96,27 +96,27 @@ def _skip_rotation_of(unrotated: str) -> Change:
         cos, sin = plain.inputs[f"{unrotated}_cos"], plain.inputs[f"{unrotated}_sin"]
         return plain.with_inputs(**{f"{unrotated}_cos": np.ones_like(cos), f"{unrotated}_sin": np.zeros_like(sin)})
 
-    return _change_rotation(change, unrotated)
+    return _shown_in_rotation(change, unrotated)
 
 
 ROTATION_READINGS = (
     convention_reading("rotary-pairs", "the rotary embedding rotates {taken}; the case means {meant}",
-               _change_rotation(swap_value(
+               _shown_in_rotation(swap_value(
                    "rotary_interleaved", {False: "elements that are R apart", True: "neighbours"}
                )), "rotary_cos"),
-    Reading("rotary-ignored", "the rotary embedding is ignored", _change_rotation(
+    Reading("rotary-ignored", "the rotary embedding is ignored", _shown_in_rotation(
         lambda problem: problem.with_inputs(rotary_cos=np.ones_like(problem.inputs["rotary_cos"]),
                                             rotary_sin=np.zeros_like(problem.inputs["rotary_sin"]))), "rotary_cos"),
     Reading("rotary-backwards", "the rotary embedding turns backwards",
-            _change_rotation(change_input("rotary_sin", np.negative)), "rotary_cos"),
+            _shown_in_rotation(change_input("rotary_sin", np.negative)), "rotary_cos"),
     Reading("rotary-without-past", "positions of the rotary embedding do not count the past",
-            _change_rotation(_rotate_without_past), "rotary_cos"),
+            _shown_in_rotation(_rotate_without_past), "rotary_cos"),
     Reading("rotary-without-offsets", "positions of the rotary embedding do not count the query offsets",
-            _change_rotation(_rotate_queries_at(leave_out_input("query_offsets"))), "rotary_cos"),
-    Reading("rotary-of-past-again", "what is cached is rotated again", _change_rotation(_rotate_past_again, "key"),
+            _shown_in_rotation(_rotate_queries_at(leave_out_input("query_offsets"))), "rotary_cos"),
+    Reading("rotary-of-past-again", "what is cached is rotated again", _shown_in_rotation(_rotate_past_again, "key"),
             "rotary_cos"),
     Reading("rotary-of-first-batch-entry", "queries of all batch entries are rotated by the first one's offset",
-            _change_rotation(when_applicable(lambda problem: np.ptp(problem.inputs[
+            _shown_in_rotation(when_applicable(lambda problem: np.ptp(problem.inputs[
                 "query_offsets"]), _rotate_queries_at(
                 change_input("query_offsets", lambda offsets: np.broadcast_to(offsets[:1], offsets.shape))
             ))), "query_offsets"),
@@ -259,7 +259,7 @@ def _tile_heads(problem: Problem) -> Problem | None:
         names: tuple[str, ...] = ("key", "value", *CODE_INPUTS)
         axis = -3
     elif _has_projections(problem):
-        heads, shared = _head_counts(problem).values()
+        heads, shared = _head_counts_by_input(problem).values()
         names, axis = ("key_weight", "value_weight", "key_bias", "value_bias"), -1
     else:
         return None
@@ -275,7 +275,7 @@ def _tile_heads(problem: Problem) -> Problem | None:
     return problem.with_inputs(**tiled).with_options(**options)
 
 
-def _head_counts(problem: Problem) -> dict[str, int]:
+def _head_counts_by_input(problem: Problem) -> dict[str, int]:
     """Return the number of heads of projected queries, and of projected keys and values."""
     heads = int(problem.options["heads"])
     return {"query": heads, "key": int(problem.options.get("kv_heads") or heads)}
@@ -299,9 +299,9 @@ def _read_wrong_input(read: str, wrong: str) -> Change:
     return change
 
 
-def _change_projections(problem: Problem, names: Iterable[str], change: Callable[[Any, int], Any]) -> dict[str, Any]:
+def _changed_projections(problem: Problem, names: Iterable[str], change: Callable[[Any, int], Any]) -> dict[str, Any]:
     """Return changed weights and biases of projections: ``change(array, number of heads)`` returns (..., H, D)."""
-    changed, counts = dict[str, Any](), _head_counts(problem)
+    changed, counts = dict[str, Any](), _head_counts_by_input(problem)
     for part in (f"{name}_{kind}" for name in names for kind in ("weight", "bias")):
         if part in problem.inputs:
             array, heads = problem.inputs[part], counts["query" if part.startswith("query") else "key"]
@@ -318,7 +318,7 @@ def _read_next_head(read: str) -> Change:
     def change(problem: Problem) -> Problem | None:
         changed, names = dict[str, Any](), [f"past_{read}"]
         if _has_projections(problem):
-            changed = _change_projections(problem, [read], rolled)
+            changed = _changed_projections(problem, [read], rolled)
         elif has_heads(problem):
             names.append(read)
         else:
@@ -332,7 +332,7 @@ def _read_next_head(read: str) -> Change:
 def _interleave_heads(problem: Problem) -> Problem:
     """Give head h the columns h, h + H, h + 2 H, ..."""
     return problem.with_inputs(
-        **_change_projections(
+        **_changed_projections(
             problem,
             QUERY_KEY_VALUE,
             lambda array, heads: np.swapaxes(array.reshape(*array.shape[:-1], -1, heads), -1, -2),
@@ -341,7 +341,7 @@ def _interleave_heads(problem: Problem) -> Problem:
 
 
 def _reverse_merged_heads(problem: Problem) -> Problem:
-    weight, heads = problem.inputs["output_weight"], _head_counts(problem)["query"]
+    weight, heads = problem.inputs["output_weight"], _head_counts_by_input(problem)["query"]
     reversed_weight = weight.reshape(heads, -1, weight.shape[-1])[::-1].reshape(weight.shape)
     return problem.with_inputs(output_weight=reversed_weight)
 
@@ -396,7 +396,7 @@ _HEAD_READINGS = (
     ),
     Reading("output-bias-of-each-head", "each head adds the bias of the output projection",
             lambda problem: problem.with_inputs(
-                output_bias=problem.inputs["output_bias"] * _head_counts(problem)["query"]
+                output_bias=problem.inputs["output_bias"] * _head_counts_by_input(problem)["query"]
             ), "output_bias", "output"),
     Reading("key-and-value-inputs-swapped", "the inputs of the key and value projections are swapped",
             when_applicable(_has_projections, swap_inputs("key", "value")), "key", "key"),

@@ -110,11 +110,11 @@ def _compare_values(first: Array, second: Array, allowed: NDArray[np.float64] | 
         return Comparison(Verdict.AGREE)
     difference = absolute_difference(first, second)
     if allowed is None or allowed.shape != first.shape:
-        return _compare_without_bounds(first, second, difference, allowed)
+        return _agree_exactly_or_unverified(first, second, difference, allowed)
     open_ = np.isnan(allowed)  # infinity stands in rows that were not judged
     unjudged = int((open_ & ~((first == second) | (np.isnan(first) & np.isnan(second)))).sum())
     if unjudged and not np.isfinite(allowed).any():
-        return replace(_compare_without_bounds(first, second, difference, None), unjudged=unjudged)
+        return replace(_agree_exactly_or_unverified(first, second, difference, None), unjudged=unjudged)
     difference = np.where(open_, 0.0, difference)
     ratio = error_ratio(difference, allowed)
     index = index_of_largest(ratio)
@@ -135,7 +135,7 @@ def _compare_values(first: Array, second: Array, allowed: NDArray[np.float64] | 
     return replace(comparison, message=message)
 
 
-def _compare_without_bounds(
+def _agree_exactly_or_unverified(
     first: Array, second: Array, difference: NDArray[np.float64], allowed: NDArray[np.float64] | None
 ) -> Comparison:
     """Return if values without bounds of their shape agree exactly; otherwise they are unverified."""
@@ -271,7 +271,7 @@ def z_warning_limit(elements: int) -> float:
     return max(_WARNING_Z_FACTOR, z_failure_limit(elements) / 2)
 
 
-def measure_errors(
+def rate_errors(
     error: Real, radius: Real, max_error: Real, sigma: Real, judged: NDArray[np.bool_], *, supports_statistics: bool
 ) -> MeasuredErrors:
     """Judge one tensor.

@@ -18,7 +18,7 @@ from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.flags import Flags
 from attncheck.attention.sampling import count_queries, index_in_whole_stage, select_stage_rows
 from attncheck.common.wording import format_ratio
-from attncheck.judging.compare import ErrorTier, Index, MeasuredErrors, index_of_largest, measure_errors
+from attncheck.judging.compare import ErrorTier, Index, MeasuredErrors, index_of_largest, rate_errors
 from attncheck.judging.exact_stages import Array, Stages
 from attncheck.judging.stage_bounds import StageReference
 from attncheck.judging.truth import Truth
@@ -219,7 +219,7 @@ def _judge_nonfinite(stage: str, exact: Enclosure, array: Array, odd: Flags) -> 
 def _measure_stage(reference: StageReference, array: Array) -> MeasuredErrors:
     exact, bound, has_statistics = reference.exact, reference.bound, reference.supports_statistics
     errors = exact.distance_to(array), exact.radius, bound.max_error, bound.sigma
-    return measure_errors(*errors, reference.measured_elements, supports_statistics=has_statistics)
+    return rate_errors(*errors, reference.measured_elements, supports_statistics=has_statistics)
 
 
 def _judge_finite(

@@ -72,14 +72,14 @@ def _sum_groups_as_if_tiled(gradient: Array, kv_heads: int) -> Array:
     return np.asarray(forms.split_into_groups(gradient, gradient.shape[1] // kv_heads).sum(axis=1))
 
 
-def _sum_first_queries(query_count: Callable[[int], int]) -> forms.MatrixProduct:
+def _product_over_first_queries(query_count: Callable[[int], int]) -> forms.MatrixProduct:
     """Return a product that sums over only the first ``query_count(queries)`` queries."""
     return lambda weights, rows: backend._sum_over_queries(
         weights[..., : query_count(weights.shape[-2]), :], rows[..., : query_count(weights.shape[-2]), :]
     )
 
 
-def _zero_gradient_from(first_zero_key: Callable[[int], int]) -> forms.MatrixProduct:
+def _product_with_zeros_from_key(first_zero_key: Callable[[int], int]) -> forms.MatrixProduct:
     """Return a product that leaves the gradient at zero from key ``first_zero_key(keys)`` on."""
 
     def gradient_with_zeros(weights: Array, rows: Array) -> Array:
@@ -134,7 +134,7 @@ def _indices_along(array: Array, axis: int) -> Array:
     return np.arange(array.shape[axis]).reshape(-1, *(1,) * (-axis - 1))
 
 
-def _skip_diagonal_tile(tile: int) -> StepReplacements:
+def _skip_diagonal_tile_in_value_gradient(tile: int) -> StepReplacements:
     """Begin the loop over queries one tile behind the diagonal, from the second tile on."""
 
     def weights_without_diagonal_tile(call: AttentionCall, weights: Array) -> Array:
@@ -207,9 +207,9 @@ _register_gradient_fault(forms.change_value_gradient_weights, "value_gradient_fr
         * np.asarray(1 / 0.9, weights.dtype)), stage="grad_value")
 _register_gradient_fault(forms.replace_value_gradient_product, "value_gradient_without_queries_beyond_a_multiple_of_64",
     "the last tile of queries is dropped: FlagGems#898",
-    _sum_first_queries(lambda queries: max(queries // 64 * 64, min(queries, 64))), stage="grad_value")
+    _product_over_first_queries(lambda queries: max(queries // 64 * 64, min(queries, 64))), stage="grad_value")
 _register_gradient_fault(forms.replace_key_gradient_product, "key_gradient_of_the_first_64_queries",
-    "the loop over tiles of queries runs once: pytorch#158212's kind", _sum_first_queries(lambda queries: 64),
+    "the loop over tiles of queries runs once: pytorch#158212's kind", _product_over_first_queries(lambda queries: 64),
     stage="grad_key")
 _register_gradient_fault(forms.replace_key_gradient_product, "key_gradient_nan_from_padded_queries",
     "statistics of padding rows are not initialised: tilelang#2461, fla#892",
@@ -326,7 +326,7 @@ for _option, _of, _given, _defect in (
         f"{_option.removeprefix('is_')}_ignored_in_the_backward_pass_{_of}",
         _defect, forms.CALL_CONDITIONS[_given], diagnosis=_backward_reading_name(_option))
 for _tile in (16, 64):
-    _register_pair_fault(_skip_diagonal_tile, f"causal_value_gradient_late_by_a_tile_of_{_tile}",
+    _register_pair_fault(_skip_diagonal_tile_in_value_gradient, f"causal_value_gradient_late_by_a_tile_of_{_tile}",
         "structure: the loop over tiles of queries begins behind the diagonal", _tile, stage="grad_value")
 _register_pair_fault(forms.change_gradients, "query_gradient_beyond_width_64_zero",
     "structure: one block of 64 columns is written", lambda gradients: gradients | {"grad_query": np.where(
@@ -369,13 +369,13 @@ _register_pair_fault(forms.change_value_gradient_weights, "value_gradient_of_the
         stage="grad_value")
 _register_pair_fault(forms.replace_key_gradient_product, "key_gradient_behind_whole_tiles_of_64_zero",
     "the last tile of keys is not written: FlagGems#898's kind",
-    _zero_gradient_from(lambda keys: max(keys // 64 * 64, min(keys, 64))), stage="grad_key")
+    _product_with_zeros_from_key(lambda keys: max(keys // 64 * 64, min(keys, 64))), stage="grad_key")
 _register_pair_fault("_sum_over_queries", "key_and_value_gradients_beyond_128_keys_zero",
     "the grid of the backward pass has one tile of 128 keys: pytorch#158212's kind",
-    _zero_gradient_from(lambda keys: 128), stage="grad_key")
+    _product_with_zeros_from_key(lambda keys: 128), stage="grad_key")
 _register_pair_fault(forms.replace_value_gradient_product, "value_gradient_of_the_first_128_queries",
     "the loop over tiles of queries runs once: pytorch#158212's kind",
-    _sum_first_queries(lambda queries: 128), stage="grad_value")
+    _product_over_first_queries(lambda queries: 128), stage="grad_value")
 _register_pair_fault("attention_gradients._weighted_sum", "query_gradient_of_the_first_128_keys",
     "the loop over tiles of keys runs once: pytorch#158212's kind",
     lambda gradient, key: backend._weighted_sum(gradient[..., :128], key[..., :128, :]))

@@ -292,7 +292,7 @@ def standard_unit_positions(cases: Sequence[Case], case_dtype_pairs: Sequence[tu
     All documents are chosen, and the units that were measured to catch faults. Further units are added until every
     feature that occurs in any unit occurs in a chosen one.
     """
-    recorded = recorded_dtypes_by_case()
+    recorded = fault_catching_dtypes_by_case()
     of_case = {number: cases[number] for number in dict.fromkeys(case for case, _ in case_dtype_pairs)}
     chosen = {
         position
@@ -315,7 +315,7 @@ def unit_features(cases: Mapping[int, Case], units: Sequence[tuple[int, str]]) -
 
 
 @lru_cache(maxsize=1)
-def recorded_dtypes_by_case() -> Mapping[str, Sequence[str]]:
+def fault_catching_dtypes_by_case() -> Mapping[str, Sequence[str]]:
     """Return the dtypes in which bundled cases were measured to catch faults, by the id of the case."""
     text = files("attncheck.cases").joinpath(RECORDED_UNITS_FILE).read_text(encoding="utf-8")
     units: Mapping[str, Sequence[str]] = json.loads(text)

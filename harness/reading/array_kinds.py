@@ -40,7 +40,7 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
-class Arrangement(StrictModel):
+class Adjustments(StrictModel):
     """Changes to an array after it is read, drawn or built, applied in this order."""
 
     rows: list[Annotated[int, Field(ge=0)]] | None = Field(
@@ -158,7 +158,7 @@ class StoredNumbers(StrictModel):
         return self._contents.digest if self._contents else ""
 
 
-class StoredArray(StoredNumbers, Arrangement):
+class StoredArray(StoredNumbers, Adjustments):
     """An array in a file beside the case file: .npy, .npz or .safetensors. Nothing is unpickled."""
 
 
@@ -170,7 +170,7 @@ Position = Annotated[int, Field(ge=0, le=MAX_POSITION)]
 PositiveLength = Annotated[PositiveInt, Field(le=MAX_POSITION)]
 
 
-class PositionPattern(Arrangement):
+class PositionPattern(Adjustments):
     """A mask or bias that follows from the positions of queries and keys."""
 
     shape: QueryAndKeyLengths
@@ -253,7 +253,7 @@ class Dilated(PositionPattern):
     )
 
 
-class Tree(Arrangement):
+class Tree(Adjustments):
     """Nodes of a tree of drafted tokens after a committed prefix: a node sees the prefix, its ancestors and itself."""
 
     tree: Any = Field(
@@ -278,19 +278,19 @@ class Alibi(PositionPattern):
     )
 
 
-class Values(Arrangement):
+class Values(Adjustments):
     """Numbers given in full."""
 
     values: Any = Field(description="A number, or nested lists of numbers or booleans; .inf and -.inf are allowed.")
 
 
-class PrintedInput(Arrangement, RoundingFields):
+class PrintedInput(Adjustments, RoundingFields):
     """Numbers that a document prints, as text; what rounding took from them is allowed for in everything computed."""
 
     printed: PrintedRows = Field(description="Text, one row a line; lists of such texts for more than two axes.")
 
 
-class Drawn(Arrangement):
+class Drawn(Adjustments):
     """Random numbers from the case's generator."""
 
     draw: Literal["rand", "randn", "randint", "runif"] = Field(
@@ -303,40 +303,40 @@ class Drawn(Arrangement):
     floor: bool = Field(default=False, description="Round each number down.")
 
 
-class Constant(Arrangement):
+class Constant(Adjustments):
     """The same number everywhere."""
 
     constant: float | int = Field(description="The number.")
     shape: Shape
 
 
-class Lowest(Arrangement):
+class Lowest(Adjustments):
     """The lowest finite number of each dtype that the case is computed in, everywhere, as finfo(dtype).min has it."""
 
     lowest: Annotated[Shape, Field(description="Lengths of the axes, at most five; 0 too.")]
 
 
-class Identity(Arrangement):
+class Identity(Adjustments):
     """The identity matrix."""
 
     identity: PositiveInt = Field(description="The number of rows and columns.")
 
 
-class Ascending(Arrangement):
+class Ascending(Adjustments):
     """start, start + step, ... in row order."""
 
     ascending: Annotated[list[float | int], Field(min_length=2, max_length=2, description="[start, step]")]
     shape: Shape
 
 
-class Geometric(Arrangement):
+class Geometric(Adjustments):
     """start, start * ratio, ... in row order, each number from the one before it by a single multiplication."""
 
     geometric: Annotated[list[float | int], Field(min_length=2, max_length=2, description="[start, ratio]")]
     shape: Shape
 
 
-class Reference(Arrangement):
+class Reference(Adjustments):
     """An array of the file or the case, by its name."""
 
     ref: Name = Field(description="The name.")
@@ -348,7 +348,7 @@ Parts = Annotated[
 Masks = Annotated[list["Input"], Field(min_length=1, description="Masks, or names of masks.")]
 
 
-class Concat(Arrangement):
+class Concat(Adjustments):
     """Arrays put one after another."""
 
     concat: Parts
@@ -357,31 +357,31 @@ class Concat(Arrangement):
     )
 
 
-class Sum(Arrangement):
+class Sum(Adjustments):
     """Arrays added number by number, spread over each other's axes as NumPy does."""
 
     sum: Parts
 
 
-class Product(Arrangement):
+class Product(Adjustments):
     """Arrays multiplied number by number, spread over each other's axes as NumPy does."""
 
     product: Parts
 
 
-class AnyOf(Arrangement):
+class AnyOf(Adjustments):
     """A query sees a key if any of these masks allows it; the masks are spread over each other's axes."""
 
     any_of: Masks
 
 
-class AllOf(Arrangement):
+class AllOf(Adjustments):
     """A query sees a key if all of these masks allow it; the masks are spread over each other's axes."""
 
     all_of: Masks
 
 
-class Blocks(Arrangement):
+class Blocks(Adjustments):
     """A table with an entry for each block of queries and keys, which holds for every query and key of the block."""
 
     blocks: Input = Field(description="The table: an array whose last two axes are the blocks of queries and keys.")
@@ -391,7 +391,7 @@ class Blocks(Arrangement):
     shape: QueryAndKeyLengths
 
 
-class AsBias(Arrangement):
+class AsBias(Adjustments):
     """A mask as a bias: 0 where a query sees a key, and minus infinity where it does not."""
 
     as_bias: Input = Field(description="The mask, or its name.")
@@ -407,7 +407,7 @@ class RelativeBuckets(PositionPattern):
 
 _PLAIN_MODELS = (Drawn, Constant, Lowest, Identity, Ascending, Geometric, Reference, Concat, Sum, Product)
 _MODELS_OF_MASKS = (AnyOf, AllOf, Blocks, AsBias)
-MODEL_OF_KIND: dict[str, type[Arrangement]] = {
+MODEL_OF_KIND: dict[str, type[Adjustments]] = {
     "values": Values,
     "printed": PrintedInput,
     "file": StoredArray,
@@ -436,7 +436,7 @@ def _find_kind(source: Any) -> str | None:
 
 if TYPE_CHECKING:
     # A type checker cannot follow a union that is made from a table.
-    Array = Arrangement
+    Array = Adjustments
 else:
     Array = Annotated[
         Union[tuple(Annotated[model, Tag(kind)] for kind, model in MODEL_OF_KIND.items())],  # noqa: UP007

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.reading import array_kinds as kinds
-from attncheck.reading.array_kinds import Arrangement, RoundingFields, StoredArray, UnitsOff
+from attncheck.reading.array_kinds import Adjustments, RoundingFields, StoredArray, UnitsOff
 from attncheck.reading.case import Case
 from attncheck.reading.lowering import poison_unused_keys
 from attncheck.reading.printed import PrintedRounding, parse_printed
@@ -98,7 +98,7 @@ def convert_inputs(
     """
     specs = {name: spec for name, spec in case.input_specs.items() if name in exact}
     arrays = {
-        name: _round_for_storage(
+        name: _round_through_storage(
             exact[name].array, spec, dtype_of_input(spec, specs, case.options, dtype), case.storage
         )
         for name, spec in specs.items()
@@ -161,7 +161,7 @@ def _compute_input_radius(
     used, radius = exact.array, exact.radius
     if computed_in is not None and spec.is_number:
         source_dtype = statistics_dtype(computed_in) if spec.is_row_statistic else computed_in
-        of_source = _round_for_storage(exact.array, spec, source_dtype, storage).astype(np.float64)
+        of_source = _round_through_storage(exact.array, spec, source_dtype, storage).astype(np.float64)
         used = np.where(exact.radius > 0, exact.array, of_source)
         in_storage = max_rounding_error(np.abs(exact.array) + exact.radius, computed_in)
         radius = radius + np.where(exact.radius > 0, in_storage, 0.0)
@@ -171,7 +171,7 @@ def _compute_input_radius(
     return radius + moved
 
 
-def _round_for_storage(source: Array, spec: InputSpec, dtype: str, storage: str | None) -> Array:
+def _round_through_storage(source: Array, spec: InputSpec, dtype: str, storage: str | None) -> Array:
     if not spec.is_number:
         return np.ascontiguousarray(source.astype(bool if spec.is_boolean else np.int64))
     if spec.is_row_statistic:
@@ -198,7 +198,7 @@ def _make_array(
             exact = _combine_arrays(source, [_make_array(part, named, generator) for _, part in parts])
         case _:
             exact = _with_zero_radius(_make_numbers(source, generator))
-    return _apply_arrangement(exact, source)
+    return _apply_adjustments(exact, source)
 
 
 def _combine_arrays(source: kinds.Array, parts: list[ArrayWithRadius]) -> ArrayWithRadius:
@@ -273,7 +273,7 @@ def draw_parameters(source: kinds.Drawn) -> dict[str, float]:
     return {name: value for name, value in bounds.items() if value is not None}
 
 
-def _apply_arrangement(exact: ArrayWithRadius, arrangement: Arrangement) -> ArrayWithRadius:
+def _apply_adjustments(exact: ArrayWithRadius, arrangement: Adjustments) -> ArrayWithRadius:
     if arrangement.rows is not None:
         rows = arrangement.rows
         exact = exact.rearrange(lambda array: array[rows])
@@ -299,11 +299,11 @@ def _round_to_dtype_of(array: Array, number: float) -> Any:
     return _as_floating(array).dtype.type(number)
 
 
-def shape_after_arrangement(shape: Shape, arrangement: Arrangement) -> Shape:
+def shape_after_arrangement(shape: Shape, arrangement: Adjustments) -> Shape:
     """Shape of an array after ``rows`` and ``transpose``. Raises ``ValueError`` if they do not apply.
 
     Example:
-        >>> shape_after_arrangement((3, 4), Arrangement(rows=[0, 0], transpose=True))
+        >>> shape_after_arrangement((3, 4), Adjustments(rows=[0, 0], transpose=True))
         (4, 2)
     """
     if arrangement.rows is not None:

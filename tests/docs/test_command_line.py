@@ -61,8 +61,8 @@ def on_pages() -> set[str]:
 
 def test_every_example_of_the_help_that_stands_on_no_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, in one folder: what a check leaves, other commands read."""
-    monkeypatch.setattr(releases, "install_release", _installed)
-    monkeypatch.setattr(releases, "check_release", _checked)
+    monkeypatch.setattr(releases, "ensure_release_installed", _installed)
+    monkeypatch.setattr(releases, "run_check_of_release", _checked)
     monkeypatch.setattr(command_of_faults, "available_processors", lambda: 1)  # how many processes score faults
     (tmp_path / "my_kernel.py").write_text(KERNEL, encoding="utf-8")
     program = DOCS.parent / "tests" / "harness" / "execution" / "program.py"

@@ -26,7 +26,7 @@ from attncheck.mutation.mutant import REFERENCE_NAME, WIDE_DTYPES, BackendVarian
 from attncheck.mutation.narrow import RIGHT_KERNEL
 from attncheck.mutation.score import run_mutants
 from attncheck.mutation.unit import SeededUnit, UnitScorer, count_case_scores
-from attncheck.planning.plan import recorded_dtypes_by_case
+from attncheck.planning.plan import fault_catching_dtypes_by_case
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
 
@@ -59,7 +59,7 @@ def test_every_fault_is_caught_by_a_standard_case_also_where_numbers_are_wide_an
     recorded = {catch.fault for catch in read_catches() if catch.dtype in WIDE_DTYPES}
     lacking = sorted({fault.name for fault in HAND_WRITTEN_FAULTS if {*fault.dtypes} & {*WIDE_DTYPES}} - recorded)
     assert not lacking, f"no case is recorded for {lacking[:_MOST]}, {len(lacking)} in all. {HOW_TO_ACCEPT}."
-    units = {(case, dtype) for case, dtypes in recorded_dtypes_by_case().items() for dtype in dtypes}
+    units = {(case, dtype) for case, dtypes in fault_catching_dtypes_by_case().items() for dtype in dtypes}
     catches = read_catches()
     assert {(catch.case, catch.dtype) for catch in catches} == units
     assert {catch.fault for catch in catches} == {fault.name for fault in HAND_WRITTEN_FAULTS}

@@ -29,7 +29,7 @@ from attncheck.judging.compare import (
     compare_shapes_and_nonfinite,
     error_ratio,
     index_of_largest,
-    measure_errors,
+    rate_errors,
     z_failure_limit,
 )
 from attncheck.judging.judge import compare_all_pairs
@@ -164,7 +164,7 @@ def measured(error: Any, *, radius: Any = 0.0, max_error: Any = 1.0, scale: Any 
     shape = np.shape(error)
     numbers = [np.broadcast_to(np.asarray(part, np.float64), shape) for part in (error, radius, max_error, scale)]
     judged = np.broadcast_to(np.asarray(more.get("judged", True)), shape)
-    return measure_errors(*numbers, judged, supports_statistics=more.get("generic", True))
+    return rate_errors(*numbers, judged, supports_statistics=more.get("generic", True))
 
 
 JUST_ABOVE = np.nextafter(1.0, 2)
