@@ -180,7 +180,7 @@ def run_cases(
     *,
     described: DescribedWorkers | None = None,
     on_plan: Callable[[str], None] = lambda words: None,
-    on_begin: Callable[[Callable[[], Sequence[str]]], None] = lambda starting: None,
+    on_begin: Callable[[Executor], None] = lambda executor: None,
 ) -> RunSummary:
     """Run every case in every dtype on every implementation and write the results directory.
 
@@ -193,7 +193,7 @@ def run_cases(
         on_progress: Is called with the numbers of evaluations done and planned.
         on_failure: Is called with every failing evaluation as it is judged.
         on_plan: Is called with who is asked for which cases, where that is not the same for all.
-        on_begin: Is called once with a function, which returns the frameworks that workers import at the moment.
+        on_begin: Is called once with the executor, which knows the frameworks that start and the calls that are left.
         described: The processes in which implementations were described; workers on this machine are taken from them.
 
     Returns:
@@ -223,7 +223,7 @@ def run_cases(
         known = load_bundled_expected_failures([item.entry.name for item in chosen.implementations])
     judge = Judge(chosen.implementations, settings.keep_all_arrays, known, settings.store, LAZY_DIAGNOSER)
     with _open_executor(groups, judge, settings, described) as means:
-        on_begin(lambda: means.starting_frameworks)
+        on_begin(means)
         summary = _CaseRun(plan, groups, chosen, settings, judge, watch, on_progress).execute(means)
     settings.store.trim()
     return summary

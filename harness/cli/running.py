@@ -140,7 +140,7 @@ def _run_with_workers(
                 progress.update,
                 lambda failed: on_failure(progress, failed),
                 described=described,
-                on_begin=progress.set_starting_frameworks,
+                on_begin=progress.watch_executor,
                 on_plan=lambda words: None if options.quiet else typer.echo(f"attncheck: {words}", err=True),
             )
             if options.properties:

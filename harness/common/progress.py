@@ -7,12 +7,12 @@ processes side by side are added up, by what was done in them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Event, Lock, Thread
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from attncheck.common.wording import join_words
 
@@ -25,11 +25,23 @@ MAX_FAILURES_SHOWN = 20
 """Failures that are shown one by one, as many as the summary lists; the others are counted."""
 
 
+class WatchedExecutor(Protocol):
+    """The part of an executor that a progress display reads while the run goes on."""
+
+    @property
+    def starting_frameworks(self) -> Sequence[str]:
+        """The names of the frameworks that workers import at the moment."""
+
+    @property
+    def calls_left(self) -> Mapping[str, int]:
+        """How many calls of each implementation have not returned yet; empty if that is not known."""
+
+
 class ProgressWatcher:
     """Receives the progress of a run; this class shows nothing."""
 
-    def set_starting_frameworks(self, starting: Starting) -> None:
-        """Store the function that returns the frameworks that are being imported."""
+    def watch_executor(self, executor: WatchedExecutor) -> None:
+        """Take note of the executor of the run."""
 
     def update(self, done: int, total: int) -> None:
         """Take note of the number of evaluations that are done, and of all."""
@@ -40,8 +52,37 @@ class ProgressWatcher:
 
 _MIN_SHARE_FOR_ESTIMATE = 0.05
 """The part of a run that has to be done before its rate is shown: the first evaluations wait for imports."""
-Starting = Callable[[], Sequence[str]]
-"""Returns the names of the frameworks that workers import at the moment."""
+
+
+class RemainingTime:
+    """Estimates the seconds that a run still takes: the longest of each implementation's calls left over its own pace.
+
+    One pace for all would be wrong: an implementation that compiles each case takes a hundred times as long per call,
+    and is alone at the end. The pace of an implementation is measured from the first look at which a call of it has
+    returned, so that its start does not count.
+    """
+
+    def __init__(self) -> None:
+        self._at_start: dict[str, int] = {}
+        self._first: dict[str, tuple[float, int]] = {}
+
+    def estimate(self, now: float, calls_left: Mapping[str, int]) -> float | None:
+        """Return the seconds left; None if the pace of an implementation that has calls left is not known yet.
+
+        Example:
+            >>> remaining = RemainingTime()
+            >>> [remaining.estimate(now, {"slow": 100 - now, "fast": 100 - 50 * now}) for now in (0, 1, 2)]
+            [None, None, 98.0]
+        """
+        seconds, is_known = 0.0, True
+        for name, left in calls_left.items():
+            if left < self._at_start.setdefault(name, left):
+                began, left_then = self._first.setdefault(name, (now, left))
+                is_known = is_known and (left < left_then or not left)
+                seconds = max(seconds, left * (now - began) / max(left_then - left, 1))
+            elif left:
+                is_known = False
+        return seconds if is_known else None
 
 
 @dataclass
@@ -56,12 +97,13 @@ class ProgressLines(ProgressWatcher):
     done: int = 0
     total: int = 0
     failures: int = 0
-    starting: Starting = tuple
+    executor: WatchedExecutor | None = None
     _begun: tuple[int, float] | None = None
+    _remaining: RemainingTime = field(default_factory=RemainingTime)
 
-    def set_starting_frameworks(self, starting: Starting) -> None:
-        """Store the function that returns the frameworks that are being imported."""
-        self.starting = starting
+    def watch_executor(self, executor: WatchedExecutor) -> None:
+        """Take note of the executor of the run."""
+        self.executor = executor
 
     def update(self, done: int, total: int) -> None:
         """Take note of the progress of the run."""
@@ -75,7 +117,10 @@ class ProgressLines(ProgressWatcher):
 
     def write_progress(self) -> None:
         """Write the progress of the run until all is done: frameworks that are imported, evaluations, the time left."""
-        starting = starting_words(self.starting())
+        starting = describe_starting(self.executor)
+        now = self.clock()
+        calls_left = {} if self.executor is None else self.executor.calls_left
+        left = self._remaining.estimate(now, calls_left)
         if self._begun is None:
             if starting:
                 self.write(f"attncheck: {starting}")
@@ -83,16 +128,18 @@ class ProgressLines(ProgressWatcher):
         if self.done == self.total:
             return
         parts = [f"{self.done:,} of {self.total:,} evaluations", f"{self.failures:,} failing"]
-        seconds, made = self.clock() - self._begun[1], self.done - self._begun[0]
+        seconds, made = now - self._begun[1], self.done - self._begun[0]
         if made >= _MIN_SHARE_FOR_ESTIMATE * self.total and seconds > 0:
             rate = made / seconds
             parts += [f"{rate:,.0f} a second" if rate >= 10 else f"{rate:.2g} a second"]
-            parts += [f"{format_duration((self.total - self.done) / rate)} left"]
+            left = left if calls_left else (self.total - self.done) / rate
+            parts += [] if left is None else [f"{format_duration(left)} left"]
         self.write(f"attncheck: {', '.join([*parts, *([starting] if starting else [])])}")
 
 
-def starting_words(frameworks: Sequence[str]) -> str:
+def describe_starting(executor: WatchedExecutor | None) -> str:
     """Return words for the frameworks that are being imported: ``starting torch and jax ...``; empty for none."""
+    frameworks = executor.starting_frameworks if executor else ()
     return f"starting {join_words(frameworks)} ..." if frameworks else ""
 
 
@@ -115,12 +162,12 @@ class ProgressBar(ProgressWatcher):
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._task = progress.add_task("evaluations", total=None, failures=0, starting=tuple)
+        self._task = progress.add_task("evaluations", total=None, failures=0, executor=None)
         self._failures = self._shown = 0
 
-    def set_starting_frameworks(self, starting: Starting) -> None:
-        """Show the frameworks that are being imported after the bar."""
-        self._progress.update(self._task, starting=starting)
+    def watch_executor(self, executor: WatchedExecutor) -> None:
+        """Show the frameworks that are being imported, or the time left, after the bar."""
+        self._progress.update(self._task, executor=executor)
 
     def update(self, done: int, total: int) -> None:
         """Move the bar."""
@@ -157,13 +204,22 @@ def show_progress(*, visible: bool) -> Iterator[ProgressWatcher]:
     )
     from rich.text import Text
 
+    remaining = RemainingTime()
+
     class TimeLeft(TimeRemainingColumn):
         """The frameworks that are being imported, or the remaining time, as soon as it can be estimated."""
 
         def render(self, task: Task) -> Text:
-            if starting := starting_words(task.fields["starting"]()):
+            executor: WatchedExecutor | None = task.fields["executor"]
+            if starting := describe_starting(executor):
                 return Text(starting)
-            return super().render(task) if task.percentage >= 100 * _MIN_SHARE_FOR_ESTIMATE else Text()
+            calls_left = executor.calls_left if executor else {}
+            left = remaining.estimate(monotonic(), calls_left)
+            if task.percentage < 100 * _MIN_SHARE_FOR_ESTIMATE:
+                return Text()
+            if calls_left:
+                return Text("" if left is None else f"{format_duration(left)} left")
+            return super().render(task)
 
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     if console.is_terminal and sys.stderr.isatty():  # FORCE_COLOR makes no terminal of a file

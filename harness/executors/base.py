@@ -103,6 +103,10 @@ class Executor(Protocol):
     def starting_frameworks(self) -> Sequence[str]:
         """Return the names of the frameworks that workers import at the moment."""
 
+    @property
+    def calls_left(self) -> Mapping[str, int]:
+        """Return how many calls of each implementation have not returned yet; empty if that is not known."""
+
     def compute_and_judge(self, plan: Plan, recorder: ResultRecorder, on_progress: Callable[[int, int], None]) -> None:
         """Compute and judge every unit of a plan, or until the recorder ``is_stopped``.
 

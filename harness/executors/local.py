@@ -158,6 +158,7 @@ class LocalExecutor:
         """
         self._runners, self._judge, self._workers, self._helpers = runners, judge, workers, helpers
         self._times = ActivityTimes() if times is None else times
+        self._calls_left: Counter[str] = Counter()
 
     @property
     def descriptions(self) -> Mapping[str, Mapping[str, str]]:
@@ -170,11 +171,19 @@ class LocalExecutor:
         runners = (runner for sharing in (*self._runners, *self._helpers) for runner in sharing if runner.is_starting)
         return list(dict.fromkeys(runner.group.implementation.entry.packages[0] for runner in runners))
 
+    @property
+    def calls_left(self) -> Mapping[str, int]:
+        """Return how many calls of each implementation have not returned yet."""
+        return dict(self._calls_left)
+
     def compute_and_judge(self, plan: Plan, recorder: ResultRecorder, on_progress: Callable[[int, int], None]) -> None:
         """Compute every unit of a plan, and judge each when its last implementation has answered."""
         every = [runner for sharing in self._runners for runner in sharing]
         total = sum(unit.dtype in runner.group.dtypes for runner in every for unit in plan)
         asked = {unit.position: sum(_runs_unit(runner, unit) for runner in every) for unit in plan}
+        self._calls_left = Counter(
+            runner.group.implementation.name for runner in every for unit in plan if _runs_unit(runner, unit)
+        )
         computing = _RunnerThreads(plan, self._runners, self._helpers, self._workers)
         unasked = deque(unit for unit in plan if not asked[unit.position] and self._judge.implementations)
 
@@ -206,6 +215,7 @@ class LocalExecutor:
                     raise answer
                 unit, group, outcome = answer
                 recorder.evaluations += 1
+                self._calls_left[group.implementation.name] -= 1
                 outcomes = waiting.add(unit, group.implementation.name, outcome)
                 if outcomes is not None:
                     judge_unevaluated_units(unit.position)

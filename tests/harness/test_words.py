@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_type_hints
 
 import pytest
@@ -44,16 +45,16 @@ def test_a_reader_that_is_gone_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_progress_names_frameworks_that_start_and_estimates_nothing_before_a_twentieth_is_done() -> None:
     written: list[str] = []
-    now = iter((0.0, 100.0, 200.0))
-    lines = progress.ProgressLines(written.append, clock=lambda: next(now))
-    frameworks = ["torch", "jax"]
-    lines.set_starting_frameworks(lambda: frameworks)
+    times = iter((0.0, 0.0, 100.0, 200.0))
+    lines = progress.ProgressLines(written.append, clock=lambda: next(times))
+    executor = SimpleNamespace(starting_frameworks=["torch", "jax"], calls_left={})
+    lines.watch_executor(executor)
     lines.update(0, 1000)
     lines.write_progress()
     lines.update(1, 1000)
     lines.update(50, 1000)
     lines.write_progress()
-    frameworks.clear()
+    executor.starting_frameworks = []
     lines.update(51, 1000)
     lines.write_progress()
     assert written == [
@@ -61,6 +62,20 @@ def test_progress_names_frameworks_that_start_and_estimates_nothing_before_a_twe
         "attncheck: 50 of 1,000 evaluations, 0 failing, starting torch and jax ...",
         "attncheck: 51 of 1,000 evaluations, 0 failing, 0.25 a second, 1:03 h left",
     ]
+
+
+def test_the_time_left_is_that_of_the_implementation_that_takes_the_longest() -> None:
+    written: list[str] = []
+    times = iter((0.0, 10.0, 20.0, 30.0))
+    lines = progress.ProgressLines(written.append, clock=lambda: next(times))
+    executor = SimpleNamespace(starting_frameworks=[], calls_left={"numpy": 900, "jax": 100})
+    lines.watch_executor(executor)
+    lines.update(1, 1000)
+    for numpy_left, jax_left in ((900, 100), (500, 90), (100, 85)):
+        executor.calls_left = {"numpy": numpy_left, "jax": jax_left}
+        lines.update(1000 - numpy_left - jax_left, 1000)
+        lines.write_progress()
+    assert [line.rpartition(", ")[2] for line in written] == ["0 failing", "41 a second", "2:50 min left"]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no Bash")

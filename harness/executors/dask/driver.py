@@ -63,6 +63,11 @@ class DaskExecutor:
         """Return no name: the workers of a cluster do not report it."""
         return ()
 
+    @property
+    def calls_left(self) -> Mapping[str, int]:
+        """Return nothing: a task on a cluster has the calls of several implementations."""
+        return {}
+
     def compute_and_judge(self, plan: Plan, recorder: ResultRecorder, on_progress: Callable[[int, int], None]) -> None:
         """Compute and judge every unit of a plan."""
         driver = _Driver(self._cluster, plan, recorder, on_progress)
