@@ -65,6 +65,7 @@ _MAX_CAUSES = 5
 _SCALE_PATTERN = re.compile(r"is that of scale (\S+) \(given (\S+)\)")
 _EXACT_SCALE_PATTERN = re.compile(r"is exactly that of scale ([^\s,]+)(?:, (.+),)? instead of")
 _DEFAULT_SCALE = "the default scale is"
+_OTHER_SCALE = "the scale is another one"
 _SCALE_TOLERANCE = 2e-3
 """Scales are written with four digits."""
 _SHARE_WITH_ONE_SCALE = 0.9
@@ -374,7 +375,10 @@ def _cause_text(frames: Frames, rows: Sequence[Row]) -> str:
     if len(scales) == len(rows):  # every case may have the right scale times the same number
         first, *others = [float(match[1]) / float(match[2]) for match in scales if float(match[2])] or [math.nan]
         if not all(abs(scale - first) <= _SCALE_TOLERANCE * abs(first) for scale in (first, *others)):
-            return _common_scale_text(scales, default)
+            # A scale is fitted to few digits if the scores hardly depend on it, so most of the cases decide.
+            (scale, count), *_ = Counter(match[1] for match in scales).most_common()
+            is_constant = count >= _SHARE_WITH_ONE_SCALE * len(scales)
+            return f"the {default}scale is {scale}, whatever the right one is" if is_constant else _OTHER_SCALE
         return f"the {default}scale is {first:.4g} times the right one"
     exact = [
         (match[2] or match[1]).split(" or ") for row in rows if (match := _EXACT_SCALE_PATTERN.search(row["message"]))
@@ -391,17 +395,6 @@ def _cause_text(frames: Frames, rows: Sequence[Row]) -> str:
         opening, *more = {first.rpartition(": ")[0] for first, *_ in parts}
         return min(map("; ".join, parts), key=len) if more or not opening else opening
     return "; ".join(part for part in parts[0] if all(part in texts for texts in parts))
-
-
-def _common_scale_text(scales: Sequence[re.Match[str]], default: str) -> str:
-    """Describe fitted scales that are not all the same multiple of the right ones.
-
-    A scale is fitted to few digits if the scores hardly depend on it, so most of the cases decide.
-    """
-    (scale, count), *_ = Counter(match[1] for match in scales).most_common()
-    if count < _SHARE_WITH_ONE_SCALE * len(scales):
-        return "the scale is another one"
-    return f"the {default}scale is {scale}, whatever the right one is"
 
 
 _MAX_COMMANDS = 3

@@ -34,7 +34,7 @@ class WatchedExecutor(Protocol):
 
     @property
     def calls_left(self) -> Mapping[str, int]:
-        """How many calls of each implementation have not returned yet; empty if that is not known."""
+        """The number of calls of each implementation that have not returned yet; empty if it is not known."""
 
 
 class ProgressWatcher:

@@ -87,7 +87,7 @@ INPUT_FAULTS = (
     ArgumentFault(
         "in_bfloat16", "is stored in bfloat16", round_to_bfloat16, lambda spec: spec.is_number and not spec.is_narrow
     ),
-    ArgumentFault("inverted", "is read as its opposite", np.logical_not, lambda spec: spec.boolean),
+    ArgumentFault("inverted", "is read as its opposite", np.logical_not, lambda spec: spec.is_boolean),
     ArgumentFault("one_more", "is one more", lambda array: array + 1, _is_count_input),
     ArgumentFault("one_less", "is one less", lambda array: np.maximum(array - 1, 0), _is_count_input),
     ArgumentFault(

@@ -75,7 +75,7 @@ def test_the_time_left_is_that_of_the_implementation_that_takes_the_longest() ->
         executor.calls_left = {"numpy": numpy_left, "jax": jax_left}
         lines.update(1000 - numpy_left - jax_left, 1000)
         lines.write_progress()
-    assert [line.rpartition(", ")[2] for line in written] == ["0 failing", "41 a second", "2:50 min left"]
+    assert [line.rpartition(", ")[2] for line in written] == ["0 failing", "20 a second", "2:50 min left"]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no Bash")

@@ -65,11 +65,11 @@ def test_a_class_is_composed_of_its_parts_and_is_otherwise_the_one_that_it_is_li
     promoted = {"accumulate_unit": 2.0**-12 + 2.0**-24, "sum_length": 128.0, "promoted_unit": 2.0**-24}
     assert changed("fused with sums cut at 14 bits per 128 products") == only(**cut | promoted)
     assert changed("fused with weights int8") == only(weight_step=1 / 254)
-    assert changed(INT8) == only(quantized=(("key", Quantization(GRIDS["int8"], "rows", 64)),))
+    assert changed(INT8) == only(quantized_operands=(("key", Quantization(GRIDS["int8"], "rows", 64)),))
     eight = {"weight_unit": 2.0**-4, "weight_step": 2.0**-10}
     per_query = Quantization(GRIDS["int8"], "rows of a channel", 16, subtracts_mean=True, mean_block_rows=128)
     assert changed("fused with query int8 per 16 rows of a channel less mean of 128 rows") == only(
-        quantized=(("query", per_query),)
+        quantized_operands=(("query", per_query),)
     )
     assert changed("fused_fp8") == changed("fused with weights float8_e4m3fn") == only(**eight)
     for name in ROUNDING_PRESETS:

@@ -136,7 +136,7 @@ def test_a_fault_of_ours_shows_as_it_would_here(questions: list[Asked]) -> None:
     with judging(FailingJudge((NUMPY,)), questions) as processes:
         with pytest.raises(ZeroDivisionError, match=r"a fault of ours in masking/") as raised:
             processes.submit(0, *questions[0][1:]).result()
-        assert raised.traceback[-1].name == "judge"
+        assert raised.traceback[-1].name == "judge_unit"
 
 
 def test_processes_that_are_closed_while_they_start_are_ended(questions: list[Asked]) -> None:
