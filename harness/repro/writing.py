@@ -37,6 +37,7 @@ from attncheck.reading.case import Case, make_case_record
 from attncheck.reading.inputs import make_inputs, make_problem_of_case
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
+from attncheck.reading.shapes import count_scores
 from attncheck.repro.code import expected_stages, fold_line, names_tuple_code
 from attncheck.repro.script import Script, UserCall, import_code, target_code
 from attncheck.results.format import SCRIPTS_FOLDER, Row
@@ -380,6 +381,8 @@ def record_call(entry: Any, mode: Mode, family: Family, problem: Problem, number
 
 MAX_SCRIPTS = 50
 """A script takes a fraction of a second and about ten kilobytes; others can be written by the command."""
+MAX_SCRIPT_NUMBERS = 1 << 12
+"""Inputs and scores of a case that gets a script: it takes 25 letters for each, and a page shows 80 kB of scripts."""
 
 Evaluation = tuple[str, str, str]
 """case, implementation, dtype"""
@@ -399,7 +402,7 @@ def write_scripts(
     results: Path,
     limits: Limits | None = None,
 ) -> int:
-    """Write scripts for failing evaluations, first one of every implementation; return their number.
+    """Write scripts for failing evaluations of small cases, first one of every implementation; return their number.
 
     ``limits`` are those of the run. ``scripts/index.json`` names the file of each, under case|implementation|dtype.
     Raises ``OutputError``.
@@ -411,7 +414,8 @@ def write_scripts(
     failing = {case for case, _, _ in messages}
     known_cases = {case.id: case for case in cases if case.id in failing}  # in a large campaign, few are in memory
     known_implementations = {item.name: item for item in implementations}
-    evaluations = [(case, name, dtype) for case, name, dtype in messages if case in known_cases]
+    small = {case for case, known in known_cases.items() if _count_script_numbers(known) <= MAX_SCRIPT_NUMBERS}
+    evaluations = [(case, name, dtype) for case, name, dtype in messages if case in small]
     index: dict[str, str] = {}
     folder = results / SCRIPTS_FOLDER
     again = command_words_by_name(implementations, limits or Limits(), results)
@@ -431,6 +435,12 @@ def write_scripts(
     if index:
         _write_script(folder / "index.json", json.dumps(index, indent=2, ensure_ascii=False) + "\n")
     return len(index)
+
+
+def _count_script_numbers(case: Case) -> int:
+    """Return the number of elements of a case's inputs and scores; a script has exact values of stages like them."""
+    inputs = {name: np.broadcast_to(np.float64(0), shape) for name, shape in case.input_shapes.items()}
+    return sum(array.size for array in inputs.values()) + count_scores(case.operation, case.options, inputs)
 
 
 def _interleave_implementations(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
