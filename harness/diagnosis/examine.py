@@ -10,7 +10,7 @@ decide together (``decision.py``).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -65,8 +65,12 @@ A choice: a larger ratio costs more trials; a smaller one misses readings of ker
 """
 
 
-def diagnose_case(wrong: WrongResult) -> Findings:
-    """Return the readings of a case under which all failing stages are right, and the refuted ones."""
+def diagnose_case(wrong: WrongResult, confirmed: Container[str] = ()) -> Findings:
+    """Return the readings of a case under which all failing stages are right, and the refuted ones.
+
+    In a large case, of which some rows are judged, only readings with a fitted number are tried, and before them the
+    readings that other cases of the implementation have ``confirmed``.
+    """
     if is_only_in_empty_rows(wrong):
         conventions = apply_other_empty_row_conventions(wrong.problem)
         first = next(
@@ -79,6 +83,9 @@ def diagnose_case(wrong: WrongResult) -> Findings:
         return _try_readings(wrong)
     if math.prod(scores_shape(wrong.truth.stages.computation)) > MAX_SCORES_TO_FIT:
         return NO_FINDINGS
+    known = wrong.case_readings.apply_readings(confirmed) if confirmed else ()
+    if explaining := tuple(fitting for alternative in known if (fitting := try_reading(wrong, alternative))):
+        return Findings(explaining)
     matches, refuted = _fit_readings_with_numbers(wrong)
     return Findings(tuple(matches), frozenset(refuted - {alternative.name for alternative in matches}))
 
@@ -211,11 +218,12 @@ def judge_and_diagnose(
     known_empty_rows: KnownEmptyRows | None = None,
     *,
     judgements: list[StageJudgement] | None = None,
+    confirmed: Container[str] = (),
 ) -> DiagnosedStages:
     """Judge every stage, and diagnose the failing ones.
 
     ``known_empty_rows`` is the known result of the implementation for a query without a key. ``judgements`` of the
-    stages are passed if they are already known.
+    stages are passed if they are already known. ``confirmed`` has the names of readings that other cases confirmed.
     """
     judged = judge_implementation(truth, stages, shapes, rounding_model, known_empty_rows, judgements=judgements)
     unexplained = DiagnosedStages(**vars(judged))
@@ -232,7 +240,7 @@ def judge_and_diagnose(
             if judgement.verdict is Verdict.AGREE
         }
         wrong = WrongResult(start.truth, failed, rounding_model, right)
-        findings = diagnose_case(wrong) if failed else NO_FINDINGS
+        findings = diagnose_case(wrong, confirmed) if failed else NO_FINDINGS
         diagnosis = findings.diagnosis
         if diagnosis is not None:
             description = diagnosis.description.format(stage=next(iter(failed)))
@@ -276,10 +284,18 @@ class ExaminedOutcome:
 
 
 def judge_and_diagnose_outcome(
-    blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: KnownEmptyRows
+    blank: Row,
+    case: Case,
+    truth: Truth,
+    outcome: Computed,
+    rounding_model: str,
+    known: KnownEmptyRows,
+    *,
+    confirmed: Container[str] = (),
 ) -> ExaminedOutcome:
-    """Judge the stages of one implementation and diagnose them."""
-    judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, rounding_model, known)
+    """Judge the stages of one implementation and diagnose them; ``confirmed`` readings explain other cases of it."""
+    shapes = case.stage_shapes
+    judged = judge_and_diagnose(truth, outcome.stages, shapes, rounding_model, known, confirmed=confirmed)
     judged = mark_faulty_stages(judged, outcome.faults)
     rows = make_stage_rows(blank, judged, outcome, case, truth.declared_conventions)
     failing = [row for row in rows if row.verdict in DIAGNOSABLE_VERDICTS and not row.xfail]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -533,14 +533,17 @@ ALL_READINGS: Sequence[Reading] = sorted(
 """All readings except those of rows without a key, conventions first."""
 
 
-def apply_all_readings(problem: Problem, *, changes_called_operation: bool = False) -> Iterator[AppliedReading]:
-    """Yield the readings that apply to a problem, conventions first.
+def apply_all_readings(
+    problem: Problem, names: Container[str] | None = None, *, changes_called_operation: bool = False
+) -> Iterator[AppliedReading]:
+    """Yield the readings that apply to a problem, conventions first; only those in ``names``, unless that is None.
 
     If ``changes_called_operation``, the problem is a call, and only the readings of calls apply; their problems are
     lowered.
     """
     for reading in ALL_READINGS:
-        if reading.changes_called_operation is changes_called_operation:
+        is_asked = names is None or reading.name in names
+        if is_asked and reading.changes_called_operation is changes_called_operation:
             yield from reading.apply_to_problem(problem)
 
 

@@ -9,7 +9,7 @@ compared with all readings at little cost.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -200,16 +200,26 @@ class CaseReadings:
     @cached_property
     def applied_readings(self) -> tuple[AppliedReading, ...]:
         """All readings: conventions first, then mistakes and steps."""
+        return self.apply_readings()
+
+    def apply_readings(self, names: Container[str] | None = None) -> tuple[AppliedReading, ...]:
+        """Return the readings with these names, or all: conventions first, then mistakes and steps.
+
+        To make all readings of a case takes longer than to try one.
+        """
         called, problem = self.truth.judged_problem.called_problem, self.truth.judged_problem.problem_without_layout
         if called is not problem:  # readings of the call first: the lowered problem has options that no case sets
-            return (*apply_all_readings(called, changes_called_operation=True), *apply_all_readings(problem))
+            return (
+                *apply_all_readings(called, names, changes_called_operation=True),
+                *apply_all_readings(problem, names),
+            )
         call = as_call_with_head_options(problem)
         mask = call.inputs.get("mask")
         if mask is None or mask is problem.inputs.get("mask"):
-            return tuple(apply_all_readings(problem))
+            return tuple(apply_all_readings(problem, names))
         # The call has a mask that the case lacks, such as one of queries; the readings of masks apply to it.
-        of_mask = (reading for reading in apply_all_readings(call) if reading.name.startswith("mask-"))
-        return (*apply_all_readings(problem), *(reading for reading in of_mask if not reading.step_replacement))
+        of_mask = (reading for reading in apply_all_readings(call, names) if reading.name.startswith("mask-"))
+        return (*apply_all_readings(problem, names), *(reading for reading in of_mask if not reading.step_replacement))
 
     @cached_property
     def case_approximation(self) -> Approximation:

@@ -12,7 +12,8 @@ decide together, and attncheck examines only a few of them:
 3. Decide with the evidence of all cases of the implementation so far (``diagnosis.decision``). A reading that at least
    ``MIN_CONFIRMING_CASES`` examined cases name is confirmed.
 4. Try a confirmed reading on the remaining cases of the group, in float64 instead of exact arithmetic
-   (``FailingCase.explained_by`` in ``diagnosis.wrong_result``). The cases that it explains need no examination.
+   (``FailingCase.find_explaining_readings`` in ``diagnosis.wrong_result``). The cases that it explains need no
+   examination. A large case, of which some rows are judged, is examined, and confirmed readings are tried first.
 5. Continue at step 2 with the next case. Stop after ``MAX_EXAMINED`` cases, or after ``MAX_UNNAMED_IN_A_ROW``
    consecutive cases that fit no reading: the remaining cases of the group have no evidence.
 6. When all groups are done, decide again. Then try combinations of several readings on the cases without a name
@@ -28,7 +29,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
@@ -220,7 +221,7 @@ class _EvidenceCollector:
                 break
             failure = next((failure for failure in candidates if failure.case.id not in seen), candidates[0])
             remaining.remove(failure)
-            if not self._examine(failure):
+            if not self._examine(failure, confirmed):
                 continue
             examined.append(failure)
             unnamed = 0 if self.evidence[failure.key].matches else unnamed + 1
@@ -232,7 +233,7 @@ class _EvidenceCollector:
                 self._try_on_cases(unmatched, readings)
         self.evidence |= {failure.key: failure.empty_evidence for failure in remaining}
 
-    def _examine(self, failure: FailingEvaluation) -> bool:
+    def _examine(self, failure: FailingEvaluation, confirmed: Container[str] = ()) -> bool:
         """Store the evidence of one case; return False if the returned stages are not known any more."""
         from attncheck.diagnosis.examine import judge_and_diagnose_outcome
         from attncheck.judging.truth import truth_of_case
@@ -252,6 +253,7 @@ class _EvidenceCollector:
             returned,
             judge.rounding_model_of(name, dtype),
             judge.known_empty_rows_of(failure.case, dtype, name, returned),
+            confirmed=confirmed,
         )
         self.evidence[failure.key] = outcome.evidence or failure.empty_evidence
         self.examined[failure.key] = {row.stage: row for row in outcome.rows}

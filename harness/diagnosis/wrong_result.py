@@ -579,9 +579,8 @@ class FailingCase:
 
     def _candidate_readings(self, names: Mapping[str, FittedNumber]) -> Iterator[AppliedReading]:
         problem, readings = self._wrong_result.problem, self._wrong_result.case_readings
-        for alternative in readings.applied_readings:
-            is_comparable = alternative.step_replacement is not None or not readings.has_no_distance(alternative)
-            if alternative.name in names and is_comparable:
+        for alternative in readings.apply_readings(names):
+            if alternative.step_replacement is not None or not readings.has_no_distance(alternative):
                 yield alternative
         yield from (
             alternative for alternative in apply_other_empty_row_conventions(problem) if alternative.name in names

@@ -414,8 +414,13 @@ def write_scripts(
     failing = {case for case, _, _ in messages}
     known_cases = {case.id: case for case in cases if case.id in failing}  # in a large campaign, few are in memory
     known_implementations = {item.name: item for item in implementations}
-    small = {case for case, known in known_cases.items() if _count_script_numbers(known) <= MAX_SCRIPT_NUMBERS}
-    evaluations = [(case, name, dtype) for case, name, dtype in messages if case in small]
+    small = set()
+    for known in known_cases.values():
+        inputs = {name: np.broadcast_to(np.float64(0), shape) for name, shape in known.input_shapes.items()}
+        scores = count_scores(known.operation, known.options, inputs)
+        if sum(array.size for array in inputs.values()) + scores <= MAX_SCRIPT_NUMBERS:
+            small.add(known.id)
+    evaluations = [key for key in messages if key[0] in small]
     index: dict[str, str] = {}
     folder = results / SCRIPTS_FOLDER
     again = command_words_by_name(implementations, limits or Limits(), results)
@@ -435,12 +440,6 @@ def write_scripts(
     if index:
         _write_script(folder / "index.json", json.dumps(index, indent=2, ensure_ascii=False) + "\n")
     return len(index)
-
-
-def _count_script_numbers(case: Case) -> int:
-    """Return the number of elements of a case's inputs and scores; a script has exact values of stages like them."""
-    inputs = {name: np.broadcast_to(np.float64(0), shape) for name, shape in case.input_shapes.items()}
-    return sum(array.size for array in inputs.values()) + count_scores(case.operation, case.options, inputs)
 
 
 def _interleave_implementations(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
