@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 import signal
 import sys
@@ -253,6 +254,9 @@ _RUN_EXPANSION = ["check", "--no-report", "--keep-arrays", "all"]
 def main() -> None:
     """Run the command line; every failure of the user's is one line, and its exit code."""
     gc.set_threshold(_GC_THRESHOLD)
+    # OpenBLAS reads this when NumPy is imported. The products of judging are small, and its threads wait for each other
+    # if other processes use the processors. Workers set the threads of implementations themselves (--threads).
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     open_closed_streams()
     with guard_streams():
         _run_command_line()
