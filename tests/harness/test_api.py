@@ -420,9 +420,9 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     examine = examining.judge_and_diagnose_outcome
 
-    def noted(blank: Row, case: Case, *arguments: Any) -> Any:
+    def noted(blank: Row, case: Case, *arguments: Any, **keywords: Any) -> Any:
         found.append(case.id)
-        return examine(blank, case, *arguments)
+        return examine(blank, case, *arguments, **keywords)
 
     monkeypatch.setattr(examining, "judge_and_diagnose_outcome", noted)
     return found
