@@ -36,7 +36,7 @@ def truth_for_implementation(
 def truth_under_declared_conventions(truth: Truth, conventions: Mapping[str, str]) -> Truth:
     """Return the exact answer of a case under declared conventions; the same truth if they change nothing.
 
-    The truth's ``read_as`` describes the conventions that apply.
+    The truth's ``declared_conventions`` describe the conventions that apply.
     """
     if not conventions:
         return truth

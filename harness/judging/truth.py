@@ -16,10 +16,10 @@ How a truth is made (``find_truth``):
 
 The judge uses three methods, for a stage with the returned values r, the exact values x and the bound B:
 
-* ``reference``: x and B from the inputs of the case. If |r - x| > B for any element, the stage is wrong.
-* ``step``: x and B from the stages that the implementation itself returned before this one. If |r - x| > B here, too,
+* ``stage_reference``: x and B from the inputs of the case. If |r - x| > B for any element, the stage is wrong.
+* ``step_reference``: x and B from the stages that the implementation itself returned before this one. If |r - x| > B here, too,
   this step is wrong; otherwise the error comes from an earlier stage.
-* ``why_open``: the reason why an element has no exact value, in words.
+* ``reason_not_judged``: the reason why an element has no exact value, in words.
 
 Why an exact answer, and not a reference implementation: a reference rounds as much as any float64 implementation, and
 a fault in it would make every correct result wrong. The price is time: on a small shape, the exact answer costs about

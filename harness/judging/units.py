@@ -78,7 +78,7 @@ class Judge:
     ) -> UnitResult:
         """Return the rows, and the arrays if any row disagrees, or if all arrays are kept.
 
-        ``stored_unit`` is the result of ``stored_unit()``, if it was called before.
+        ``stored_unit`` is the result of ``look_up_stored_unit``, if it was called before.
         """
         question = self._make_evaluated_unit(case, dtype, inputs, collected)
         rows, truth = question.load_rows(self.store) if stored_unit is None else stored_unit.rows, None

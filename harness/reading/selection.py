@@ -410,7 +410,7 @@ def select_case(
     """Return the one case that the text names, and the selection that it is in, for its tags.
 
     ``configured`` are the project's files and folders, ``lists`` the lists of expected failures among them. Raises
-    ``NoSuchCase`` or ``UsageError`` for none or several, ``CaseError`` if its file cannot be read.
+    ``NoSuchCaseError`` or ``UsageError`` for none or several, ``CaseError`` if its file cannot be read.
     """
     selection = _select_candidates(wanted, configured, base or Path.cwd(), lists)
     if selection.faults:
