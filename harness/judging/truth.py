@@ -17,8 +17,8 @@ How a truth is made (``find_truth``):
 The judge uses three methods, for a stage with the returned values r, the exact values x and the bound B:
 
 * ``stage_reference``: x and B from the inputs of the case. If |r - x| > B for any element, the stage is wrong.
-* ``step_reference``: x and B from the stages that the implementation itself returned before this one. If |r - x| > B here, too,
-  this step is wrong; otherwise the error comes from an earlier stage.
+* ``step_reference``: x and B from the stages that the implementation itself returned before this one. If |r - x| > B
+  here, too, this step is wrong; otherwise the error comes from an earlier stage.
 * ``reason_not_judged``: the reason why an element has no exact value, in words.
 
 Why an exact answer, and not a reference implementation: a reference rounds as much as any float64 implementation, and
