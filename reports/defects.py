@@ -401,14 +401,15 @@ _MAX_COMMANDS = 3
 
 
 def first_commands(frames: Frames) -> list[str]:
-    """Return a command for the first defect of each of the first implementations.
+    """Return a command for the first defect of each of the first implementations; one with a cause, if there is one.
 
     A wrongly printed number belongs to no implementation and has no dtype, so it has no command.
     """
     of_columns = group_by_key(
         (defect for defect in find_defects(frames) if defect.is_shown_by_calls), lambda defect: defect.column
     )
-    commands = (line for column_defects, *_ in of_columns.values() for line in column_defects.first.next[:1])
+    first = (next((defect for defect in group if defect.diagnosis), group[0]) for group in of_columns.values())
+    commands = (line for defect in first for line in defect.first.next[:1])
     return list(islice(commands, _MAX_COMMANDS))
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import combinations
 from typing import Any
@@ -82,6 +82,8 @@ class FailurePattern:
     """The tile that explains the failures; 0 if none does."""
     is_user_function: bool = False
     """Whether the implementation is a user's function, which can declare what it does not accept."""
+    failing_otherwise: int = 0
+    """The number of cases that fail in another way; the pattern is only about some of the failures."""
 
     @property
     def passing_elsewhere(self) -> int:
@@ -99,6 +101,7 @@ class FailurePattern:
         return (
             f"{name} {self.verb}{only} where {self.where}: {self.failing:,} of {self.cases_with_feature:,}{counted}; "
             f"passes elsewhere: {self.passing_elsewhere:,} of {self.others:,}"
+            f"{f'; {self.failing_otherwise:,} more fail in another way' if self.failing_otherwise else ''}"
             f"{'; if it takes none of these, let it raise NotImplementedError' if takes_none else ''}"
         )
 
@@ -158,7 +161,9 @@ def _patterns_among(
     if min(chosen["case"][chosen["fails"] == fails].nunique() for fails in (True, False)) < MIN_CASES:
         return
     if pattern := _find_pattern(frames, column, chosen, verb):
-        yield pattern
+        fails_otherwise = judged["fails"].to_numpy() & ~failing
+        others = set(judged["case"][fails_otherwise]) - set(judged["case"][failing])
+        yield replace(pattern, failing_otherwise=len(others))
     elif finer:
         of = zip(judged["verdict"], judged["stage"], judged["fails"], strict=True)
         labels = np.array([finer[0](verdict, stage) if fails else "" for verdict, stage, fails in of])

@@ -87,13 +87,14 @@ def _answer_lines(frames: Frames, announced: Collection[str], *, quiet: bool) ->
     if is_all_about_one:
         yield from _lines_of_causes(answer.word, causes[wrong[0]])
     else:
-        yield from [] if quiet else [Text(_LINE_BREAK.sub(" ", answer.first_line), "bold")]
+        yield from [] if quiet else [Text(_LINE_BREAK.sub(" ", f"{answer.word}."), "bold")]
+        yield from [] if quiet or causes or not answer.judged else [f"{answer.judged}."]
         for column, texts in causes.items():
             yield from _lines_of_causes(frames.title(column, with_version=False), texts)
     common = [*declaration_lines(frames), *(f"{line}." for line in pattern_lines(frames))]
     yield from (Text(_LINE_BREAK.sub(" ", line), "bold") for line in common)
     if not quiet:
-        yield from [f"{answer.judged}."] if is_all_about_one and answer.judged else []
+        yield from [f"{answer.judged}."] if causes and answer.judged else []
         yield from (*answer.warnings, *selection_sentences(frames)) if wrong else answer.sentences
         yield from (f"{note}." for note in frames.notes if note not in announced)
         yield implementations_table(frames)

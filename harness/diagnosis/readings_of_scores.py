@@ -73,6 +73,7 @@ def _if_scale_given(
     return number
 
 
+_APPLIED_TWICE = "the square of the right one, as if applied twice"
 _SCALE_NUMBERS: Sequence[NumberRow] = (
     ("scale-default", "the default 1/sqrt(D)", _if_scale_given(_scale_number(_inverse_root_of("D")))),
     ("scale-default", "1/sqrt(D)", _if_scale_given(_scale_number(_inverse_root_of("D")), is_set=False)),
@@ -82,7 +83,7 @@ _SCALE_NUMBERS: Sequence[NumberRow] = (
          lambda problem: None if has_default_scale(problem) else _scale_times_default(problem), is_set=False
      )),
     ("scale-one", "", _scale_number(lambda scale, widths: 1.0)),
-    ("scale-twice", "twice the same factor", _scale_number(lambda scale, widths: scale * scale)),
+    ("scale-twice", _APPLIED_TWICE, _scale_number(lambda scale, widths: scale * scale)),
     ("scale-root", "the root of the right one, as if one of query and key had it",
      _scale_number(lambda scale, widths: math.sqrt(scale) if scale > 0 else None)),
     ("scale-inverse-width", "1/D", _scale_number(lambda scale, widths: 1 / widths["D"])),
@@ -100,7 +101,7 @@ _SCALE_NUMBERS: Sequence[NumberRow] = (
 )  # fmt: skip
 
 
-_DEFAULT_FORMULAS: Mapping[str, str] = {"": "1", "twice the same factor": "1/D"}
+_DEFAULT_FORMULAS: Mapping[str, str] = {"": "1", _APPLIED_TWICE: "1/D"}
 """Words of numbers that depend only on the shapes if no scale is given; other words contain the formula."""
 
 

@@ -154,8 +154,10 @@ def _single_changes(problem: Problem, case: Case) -> Iterator[Problem]:
     for group in removable_groups(problem):
         yield drop_options_and_inputs(problem, group)
     for letter in cuttable_axes(problem):
-        for length in _nearby_lengths(position_count(problem, letter), problem.axis_lengths):
-            kept = {letter: np.arange(length) % position_count(problem, letter)}
+        if not (count := position_count(problem, letter)):
+            continue  # an axis without positions has none to repeat
+        for length in _nearby_lengths(count, problem.axis_lengths):
+            kept = {letter: np.arange(length) % count}
             try:
                 changed = clip_counts_to_lengths(keep_positions(problem, kept))
                 changed.axis_lengths  # noqa: B018 # raises if axes no longer fit together

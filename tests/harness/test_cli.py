@@ -56,7 +56,7 @@ def test_agreement_gives_0_whatever_lies_in_the_folder(case_folder: Path, tmp_pa
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert lines[0] == "numpy agrees with the exact answer. Judged 4 of 4 cases."
+    assert lines[:2] == ["numpy agrees with the exact answer.", "Judged 4 of 4 cases."]
     assert lines[-1] == "Report: results/latest/report/report.html"
     assert "\x1b[" not in done.stdout
     assert read_run(tmp_path / "results" / "latest").environment["command"] == "attncheck check small -b numpy"
@@ -73,7 +73,7 @@ def test_what_is_missing_cannot_be_run_or_takes_too_long_gives_3(
         check = ("check", "small", "-d", "float64", "--no-report", "-b")
         code, out, err = invoke(*check, "first,ghost", "-b", "second")
         assert (code, err) == (3, "attncheck: ghost could not run: asked for by name, not installed\n")
-        assert out.startswith("first and second agree; not everything could be run. Judged 4 of 4 cases on each.")
+        assert out.startswith("first and second agree; not everything could be run.\nJudged 4 of 4 cases on each.")
         assert "ghost" not in out, "it is said once"
         assert invoke("report", "results/latest")[0] == 3
         assert invoke("run", "small", "-b", "ghost", "--quiet") == (3, "", err)
@@ -392,7 +392,7 @@ def watching(tmp_path: Path) -> Iterator[Callable[..., Watching]]:
 def test_a_save_runs_again_and_only_what_changed_is_shown(watching: Start) -> None:
     seen = watching("--no-report")
     first = seen.until("Report: not written; attncheck report results/latest writes it")
-    assert first.startswith("kernel.attention agrees with the exact answer. Judged 9 of 9 cases.")
+    assert first.startswith("kernel.attention agrees with the exact answer.\nJudged 9 of 9 cases.")
     seen.until("watching kernel.py, row.yaml, wrong.py", "err")
 
     printed = seen.save("wrong.py", "WRONG = {3: 2, 5: 2}\n")
