@@ -78,7 +78,7 @@ def test_what_is_missing_cannot_be_run_or_takes_too_long_gives_3(
         assert invoke("report", "results/latest")[0] == 3
         assert invoke("run", "small", "-b", "ghost", "--quiet") == (3, "", err)
         code, out, _ = invoke(*check, "first,broken")
-        words = "first and broken agree; in 2 cases, broken could not be run. broken: judged 2 of 4 "
+        words = "first and broken agree; in 2 cases, broken could not be run.\nbroken: judged 2 of 4 "
         assert code == 3
         assert out.startswith(f"{words}cases; 2 could not be run. The other: judged 4 of 4 cases."), out
         code, out, _ = invoke(*check, "slow", "--time-limit", "0.5")
