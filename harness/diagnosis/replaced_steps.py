@@ -359,6 +359,44 @@ def add_to_denominator(number: float) -> StepRule:
     return compute_stages
 
 
+def leave_out_denominator(at: ReplacedStepContext) -> ApproximateStages:
+    """Return the exponentials themselves as weights, scaled so that the largest is 1."""
+    if (found := _exponentials_with_error(at)) is None:
+        return {}
+    exponentials, max_error = found
+    return {"weights": found} | at.stages_after_weights(exponentials, max_error)
+
+
+def divide_by_sum_over_queries(at: ReplacedStepContext) -> ApproximateStages:
+    """Divide the exponentials by their sum over the queries, after each row's maximum was subtracted."""
+    if (found := _exponentials_with_error(at)) is None or found[0].ndim < 2:
+        return {}
+    exponentials, error = found
+    total, moved = (array.sum(axis=-2, keepdims=True) for array in found)
+    if not (total > moved).all():  # a key that no query may attend to
+        return {}
+    weights = exponentials / total
+    # (e + de) / (t + dt) - e / t = (de - w dt) / (t + dt); the sum adds as many numbers as there are queries.
+    roundings = at.few_roundings_error + exponentials.shape[-2] * at.rounding.coarsest_unit
+    max_error = (error + weights * moved) / (total - moved) + weights * roundings + at.rounding.weight_underflow
+    return {"weights": (weights, max_error)} | at.stages_after_weights(weights, max_error)
+
+
+def _exponentials_with_error(at: ReplacedStepContext) -> tuple[Real, Real] | None:
+    """Return exp(logit - maximum of the row) and its largest error; None if they do not follow from the weights."""
+    problem = at.exact_stages.canonical_problem
+    if not {"log_sum_exp", "weights"} <= at.truth.exact.keys() or problem.options.get("lse_base") == "2":
+        return None
+    (highest, moved), total = at.row_maxima_and_errors(), at.exact_value("log_sum_exp")
+    if not np.isfinite(highest).all() or "sinks" in problem.inputs:
+        return None
+    parts = np.exp(total - highest)[..., np.newaxis]
+    exponentials = at.exact_value("weights") * parts
+    of_shift = np.expm1(at.max_errors["log_sum_exp"] + moved)[..., np.newaxis]
+    max_error = at.max_errors["weights"] * parts + exponentials * (of_shift + at.few_roundings_error)
+    return exponentials, max_error + at.rounding.weight_underflow
+
+
 # Other heads.
 
 
@@ -503,6 +541,10 @@ _SOFTMAX_READINGS = (
                 _replace_step(add_to_denominator(number), _SOFTMAX_OPS), first_stage="weights")
         for number in (1.0, 1e-3, 1e-6, 1e-9)
     ),
+    Reading("denominator-left-out", "the exponentials are not divided by their sum",
+            _replace_step(leave_out_denominator, _SOFTMAX_OPS), first_stage="weights"),
+    Reading("denominator-over-queries", "the exponentials are divided by their sum over the queries, not over the keys",
+            _replace_step(divide_by_sum_over_queries, _SOFTMAX_OPS), first_stage="weights"),
     Reading("heads-merged-by-view", "heads are merged by a reshape without a transposition",
             _replace_step(merge_heads_by_view, _PROJECTION_OPS), first_stage="output"),
     Reading("heads-split-by-view", "heads are split by a reshape without a transposition",

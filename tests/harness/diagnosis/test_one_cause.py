@@ -8,6 +8,7 @@ import pytest
 from here import own_code_here
 
 from attncheck import check
+from attncheck.results.format import Row
 
 KERNEL = """\
 import numpy as np
@@ -15,20 +16,43 @@ import numpy as np
 
 def attention(query, key, value):
     scores = query @ np.swapaxes(key, -1, -2) * np.asarray({scale}, query.dtype)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
-    return weights / weights.sum(axis=-1, keepdims=True) @ value
+    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
+    return {weights} @ value
 """
-CASES = ["probes/rounding/*", "kernel_shapes/lengths/hundreds-of-queries-and-keys"]
+RIGHT = {"scale": "query.shape[-1] ** -0.5", "weights": "(exponentials / exponentials.sum(axis=-1, keepdims=True))"}
 
 
-@pytest.mark.parametrize(
-    ("scale", "diagnosis"), [("(3 * query.shape[-1]) ** -0.5", "scale-inverse-root-of-3D"), ("0.125", "scale-fitted")]
-)
-def test_a_wrong_scale_is_the_only_cause(scale: str, diagnosis: str, tmp_path: Path) -> None:
-    kernel = tmp_path / "kernel.py"
-    kernel.write_text(KERNEL.format(scale=scale), encoding="utf-8")
+SMALL, LARGE = "probes/rounding/*", "kernel_shapes/lengths/hundreds-of-queries-and-keys"
+PLAIN = [
+    "attention/every-dimension-is-different-and-none-is-forgotten",
+    "probes/rounding/keys-with-a-large-common-offset",
+    "probes/rounding/values-with-a-large-common-offset",
+    "probes/rounding/pairs-of-query-and-key-entries-that-cancel-in-the-score",
+]
+SCALES = [("scale-inverse-root-of-3D", "(3 * query.shape[-1]) ** -0.5"), ("scale-fitted", "0.125")]
+WEIGHTS = [
+    ("denominator-left-out", "exponentials"),
+    ("denominator-over-queries", "(exponentials / exponentials.sum(axis=-2, keepdims=True))"),
+]
+
+
+def failing_rows(folder: Path, cases: list[str], **fault: str) -> list[Row]:
+    kernel = folder / "kernel.py"
+    kernel.write_text(KERNEL.format(**RIGHT | fault), encoding="utf-8")
     with own_code_here():
-        result = check(f"{kernel}:attention", cases=CASES, dtypes=["float64", "float32"])
-    failing = [row for row in result.failures if row.comparison == "stage"]
-    assert any(row.judged_rows for row in failing), "no large case fails"
-    assert {row.diagnosis for row in failing} == {diagnosis}
+        result = check(f"{kernel}:attention", cases=cases, dtypes=["float64", "float32"])
+    return [row for row in result.failures if row.comparison == "stage"]
+
+
+@pytest.mark.parametrize(("diagnosis", "scale"), SCALES)
+def test_a_wrong_scale_is_the_only_cause_also_of_large_cases(diagnosis: str, scale: str, tmp_path: Path) -> None:
+    rows = failing_rows(tmp_path, [SMALL, LARGE], scale=scale)
+    assert any(row.judged_rows for row in rows), "no large case fails"
+    assert {row.diagnosis for row in rows} == {diagnosis}
+
+
+@pytest.mark.parametrize(("diagnosis", "weights"), WEIGHTS)
+def test_a_wrong_denominator_is_the_only_cause(diagnosis: str, weights: str, tmp_path: Path) -> None:
+    rows = failing_rows(tmp_path, PLAIN, weights=weights)
+    assert len({row.case for row in rows}) == len(PLAIN)
+    assert {row.diagnosis for row in rows} == {diagnosis}
