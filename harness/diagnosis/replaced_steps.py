@@ -361,18 +361,18 @@ def add_to_denominator(number: float) -> StepRule:
 
 def leave_out_denominator(at: ReplacedStepContext) -> ApproximateStages:
     """Return the exponentials themselves as weights, scaled so that the largest is 1."""
-    if (found := _exponentials_with_error(at)) is None:
+    if (with_error := _exponentials_with_error(at)) is None:
         return {}
-    exponentials, max_error = found
-    return {"weights": found} | at.stages_after_weights(exponentials, max_error)
+    exponentials, max_error = with_error
+    return {"weights": with_error} | at.stages_after_weights(exponentials, max_error)
 
 
 def divide_by_sum_over_queries(at: ReplacedStepContext) -> ApproximateStages:
     """Divide the exponentials by their sum over the queries, after each row's maximum was subtracted."""
-    if (found := _exponentials_with_error(at)) is None or found[0].ndim < 2:
+    if (with_error := _exponentials_with_error(at)) is None or with_error[0].ndim < 2:
         return {}
-    exponentials, error = found
-    total, moved = (array.sum(axis=-2, keepdims=True) for array in found)
+    exponentials, error = with_error
+    total, moved = (array.sum(axis=-2, keepdims=True) for array in with_error)
     if not (total > moved).all():  # a key that no query may attend to
         return {}
     weights = exponentials / total
