@@ -22,6 +22,7 @@ from tables import CASES, tables_beside
 
 from attncheck.common.errors import AttncheckError, CaseError, Diagnostic
 from attncheck.common.store import Store, UnreadableEntry, digest_of
+from attncheck.reading import case as case_module
 from attncheck.reading import stored_arrays
 from attncheck.reading.case import Case, PackedCases, deserialize_cases, load_cached_case_file, serialize_cases
 from attncheck.reading.inputs import make_exact_inputs, make_inputs
@@ -334,6 +335,13 @@ def test_numbers_of_a_file_are_expected_to_the_last_bit_or_refused(tmp_path: Pat
         load_expecting(tmp_path, "{file: output.npy}", f"{dtypes}float16\n")
 
 
+@pytest.fixture
+def as_in_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read cases as in a checkout, which has no parsed cases of a build."""
+    monkeypatch.setattr(case_module, "read_entry", lambda key: None)
+
+
+@pytest.mark.usefixtures("as_in_a_checkout")
 def test_bundled_cases_come_back_as_they_were(tmp_path: Path) -> None:
     store, names = Store(tmp_path), ("documents", "attention", "masks_of_models", "packed", "designs/scores")
     first = select_cases(names, store=store)
@@ -344,6 +352,7 @@ def test_bundled_cases_come_back_as_they_were(tmp_path: Path) -> None:
     assert second.tags == first.tags
 
 
+@pytest.mark.usefixtures("as_in_a_checkout")
 def test_a_file_that_was_changed_is_read_again_and_what_is_wrong_is_said_every_time(tmp_path: Path) -> None:
     store, path = Store(tmp_path / "store"), tmp_path / "file.yaml"
     select(tmp_path, "{values: [[0, 1]]}", store)
