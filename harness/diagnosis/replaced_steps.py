@@ -335,14 +335,9 @@ def add_to_denominator(number: float) -> StepRule:
     """Add a number to the sum of the exponentials, which are scaled so that the largest is 1."""
 
     def compute_stages(at: ReplacedStepContext) -> ApproximateStages:
-        errors, is_base_two = at.max_errors, at.exact_stages.canonical_problem.options.get("lse_base") == "2"
-        if is_base_two or not {"log_sum_exp", "weights"} <= at.truth.exact.keys():
+        if (sums := _row_sums_of_exponentials(at)) is None:
             return {}
-        (highest, moved), total = at.row_maxima_and_errors(), at.exact_value("log_sum_exp")
-        if not np.isfinite(highest).all() or "sinks" in at.exact_stages.canonical_problem.inputs:
-            return {}
-        shift = errors["log_sum_exp"] + moved
-        parts = np.exp(total - highest)[..., np.newaxis]
+        errors, (highest, parts, shift) = at.max_errors, sums
         factor = parts / (parts + number)
         weights = at.exact_value("weights") * factor
         of_shift = np.expm1(shift)[..., np.newaxis] * number / (parts + number)
@@ -384,17 +379,27 @@ def divide_by_sum_over_queries(at: ReplacedStepContext) -> ApproximateStages:
 
 def _exponentials_with_error(at: ReplacedStepContext) -> tuple[Real, Real] | None:
     """Return exp(logit - maximum of the row) and its largest error; None if they do not follow from the weights."""
+    if (sums := _row_sums_of_exponentials(at)) is None:
+        return None
+    _, parts, shift = sums
+    exponentials = at.exact_value("weights") * parts
+    of_shift = np.expm1(shift)[..., np.newaxis]
+    max_error = at.max_errors["weights"] * parts + exponentials * (of_shift + at.few_roundings_error)
+    return exponentials, max_error + at.rounding.weight_underflow
+
+
+def _row_sums_of_exponentials(at: ReplacedStepContext) -> tuple[Real, Real, Real] | None:
+    """Return each row's maximum, its sum of exp(logit - maximum), and the error of the sum's logarithm.
+
+    None if they do not follow from the stages: with sinks, a row without a key, or a log_sum_exp in base 2.
+    """
     problem = at.exact_stages.canonical_problem
     if not {"log_sum_exp", "weights"} <= at.truth.exact.keys() or problem.options.get("lse_base") == "2":
         return None
     (highest, moved), total = at.row_maxima_and_errors(), at.exact_value("log_sum_exp")
     if not np.isfinite(highest).all() or "sinks" in problem.inputs:
         return None
-    parts = np.exp(total - highest)[..., np.newaxis]
-    exponentials = at.exact_value("weights") * parts
-    of_shift = np.expm1(at.max_errors["log_sum_exp"] + moved)[..., np.newaxis]
-    max_error = at.max_errors["weights"] * parts + exponentials * (of_shift + at.few_roundings_error)
-    return exponentials, max_error + at.rounding.weight_underflow
+    return highest, np.exp(total - highest)[..., np.newaxis], at.max_errors["log_sum_exp"] + moved
 
 
 # Other heads.
