@@ -378,7 +378,7 @@ def _cause_text(frames: Frames, rows: Sequence[Row]) -> str:
             # A scale is fitted to few digits if the scores hardly depend on it, so most of the cases decide.
             (scale, count), *_ = Counter(match[1] for match in scales).most_common()
             is_constant = count >= _SHARE_WITH_ONE_SCALE * len(scales)
-            return f"the {default}scale is {scale}, whatever the right one is" if is_constant else _OTHER_SCALE
+            return f"the {default}scale is always {scale}" if is_constant else _OTHER_SCALE
         return f"the {default}scale is {first:.4g} times the right one"
     exact = [
         (match[2] or match[1]).split(" or ") for row in rows if (match := _EXACT_SCALE_PATTERN.search(row["message"]))

@@ -101,7 +101,7 @@ class FailurePattern:
         return (
             f"{name} {self.verb}{only} where {self.where}: {self.failing:,} of {self.cases_with_feature:,}{counted}; "
             f"passes elsewhere: {self.passing_elsewhere:,} of {self.others:,}"
-            f"{f'; {self.failing_otherwise:,} more fail in another way' if self.failing_otherwise else ''}"
+            f"{f'; not counted: {self.failing_otherwise:,} that fail in another way' if self.failing_otherwise else ''}"
             f"{'; if it takes none of these, let it raise NotImplementedError' if takes_none else ''}"
         )
 

@@ -22,7 +22,7 @@ from attncheck.common.wording import DocumentLayout, stage_layout
 from attncheck.reading import array_kinds
 from attncheck.reading.array_kinds import Array, PrintedInput, Reference
 from attncheck.reading.model import TAG_FILE, Random, Source, TagEntry
-from attncheck.reading.parsed_corpus import READING_CODE_MODULES, key_of_file, read_entry
+from attncheck.reading.parsed_corpus import READING_CODE_MODULES, cache_key, read_entry
 from attncheck.reading.printed import PrintedArray, PrintedRounding, parse_printed
 from attncheck.spec import InputSpec, Options, Shape, input_specs
 
@@ -283,7 +283,7 @@ def _load_cached(
         content = None
     if content is None:
         return load()
-    if (parsed := read_entry(key_of_file(content, named))) is not None:
+    if (parsed := read_entry(cache_key(content, named))) is not None:
         return decode(parsed)
     if store.folder is None:
         return load()

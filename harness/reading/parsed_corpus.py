@@ -21,9 +21,9 @@ _READING_MODULES = ("reading", "spec", "backends.contract", "common")
 READING_CODE_MODULES = tuple(f"attncheck.{part}" for part in _READING_MODULES)
 
 
-def key_of_file(content: bytes, named: object) -> str:
-    """Return the key of a case file with this content and name; it is the same on every machine."""
-    return digest_of(digest_of_sources(READING_CODE_MODULES), content, named)
+def cache_key(content: bytes, name_and_tags: object) -> str:
+    """Return the key of a case file: of its content, its name and the known tags; the same on every machine."""
+    return digest_of(digest_of_sources(READING_CODE_MODULES), content, name_and_tags)
 
 
 def read_entry(key: str) -> bytes | None:

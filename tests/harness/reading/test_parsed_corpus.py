@@ -11,7 +11,7 @@ import pytest
 from attncheck.common.store import NO_STORE
 from attncheck.reading import loader, parsed_corpus
 from attncheck.reading.parse_corpus import parse_bundled_files
-from attncheck.reading.parsed_corpus import FILE_NAME, key_of_file, read_entry, write_entries
+from attncheck.reading.parsed_corpus import FILE_NAME, cache_key, read_entry, write_entries
 from attncheck.reading.selection import bundled_case_files, find_bundled_cases_folder, select_cases
 
 
@@ -55,7 +55,7 @@ def test_a_wheel_has_an_entry_for_every_bundled_file() -> None:
     missing = [
         file.name
         for file in bundled_case_files()
-        if read_entry(key_of_file(file.path.read_bytes(), (file.name, file.id_prefix, tags))) is None
+        if read_entry(cache_key(file.path.read_bytes(), (file.name, file.id_prefix, tags))) is None
     ]
     assert not missing
 
@@ -74,4 +74,4 @@ def test_a_missing_or_damaged_file_has_no_entry(
     if content is not None:
         (tmp_path / FILE_NAME).write_bytes(content)
     read_from(tmp_path)
-    assert read_entry(key_of_file(b"cases: []", "name")) is None
+    assert read_entry(cache_key(b"cases: []", "name")) is None
