@@ -9,7 +9,6 @@ NumPy's do. An ``Enclosure`` is a true value as two float64 numbers and a proven
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -270,10 +269,6 @@ def log_row_sums(powers: Exponentials) -> ExactArray:
     full = ~powers.row_sum.flag_zeros()
     sums = powers.row_sum.select_where(full, 1.0).log() + powers.row_shift
     return sums.mask_forbidden(None if full.all() else full)
-
-
-ARITHMETIC_COUNTS: Counter[str] = Counter()
-"""How many stages double words settled in this process, and how many went on to balls, since it was cleared."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -50,7 +50,6 @@ from attncheck.attention.balls import Balls
 from attncheck.attention.double_words import DoubleWords
 from attncheck.attention.errors import Real
 from attncheck.attention.exact_array import (
-    ARITHMETIC_COUNTS,
     Enclosure,
     ExactArray,
     Exponentials,
@@ -64,6 +63,7 @@ from attncheck.attention.problem import LOGITS, Computation, check_domain
 from attncheck.attention.problem import OutsideDomain as OutsideDomain
 from attncheck.attention.sampling import OPERATIONS_SUMMING_QUERIES
 from attncheck.attention.walk import exact_walk, magnitude_walk, stage_magnitude
+from attncheck.common.progress import ARITHMETIC_COUNTS
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import count_scores
 from attncheck.spec import OPERATIONS, STAGES, computed_stages, query_axis, stages_of_part

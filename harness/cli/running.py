@@ -78,6 +78,8 @@ def preload_in_background(request: RunRequest, described: DescribedWorkers) -> N
         check_function_exists(target)
     of_run = options.framework, options.threads, options.compilation_cache
     described.start_loading(*(DescriptionRequest(target, *of_run) for target in targets))
+    if targets and not (any(options.case_selection.values()) or options.failed):
+        _start_judging(options)
     if len(options.implementations) > 1:
         from attncheck.execution.implementation_selection import separate_user_functions, with_distinct_names
 
@@ -109,9 +111,7 @@ def _run_with_workers(
     patterns = (options.backends or None, options.implementations)
     chosen = select_implementations(*patterns, limits=options.worker_limits, described=described, **options.as_keywords)
 
-    from attncheck.attention.exact_array import ARITHMETIC_COUNTS
-    from attncheck.common.progress import show_progress
-    from attncheck.execution.implementations import UserImplementation
+    from attncheck.common.progress import ARITHMETIC_COUNTS, show_progress
     from attncheck.run import Settings, run_cases
     from attncheck.settings.commands import shell_command
     from attncheck.settings.config import select_configured_cases
@@ -119,10 +119,12 @@ def _run_with_workers(
     ARITHMETIC_COUNTS.clear()
     chosen = chosen.restrict_to_standard_cases(options.standard).with_added_dtypes(options.dtypes)
     is_long = not (options.cases or options.quiet or request.is_announced)
-    loading = sum(isinstance(item.entry, UserImplementation) for item in chosen.implementations)  # each in a process
-    to_judge = 0 if options.cluster is not None else max(0, available_processors() - loading)
-    first = partial(_start_judging, "reading the bundled cases", to_judge)
-    with request.times.measure("reading cases"), _call_if_slow(first if is_long else lambda: None):
+
+    def announce_reading() -> None:
+        typer.echo("attncheck: reading the bundled cases", err=True)
+        _start_judging(options)
+
+    with request.times.measure("reading cases"), _call_if_slow(announce_reading if is_long else lambda: None):
         selection = select_configured_cases(options, store)
     if selection.faults:  # such as one id in two files; the last results stay as they are
         raise CaseError(list(selection.faults))
@@ -178,13 +180,14 @@ def _call_if_slow(begin: Callable[[], None]) -> Iterator[None]:
         timer.cancel()
 
 
-def _start_judging(words: str, processes: int) -> None:
-    """Print the current activity, and start processes for judging: new cases have no cached answers."""
-    from attncheck.execution.call import start_workers_ahead
+def _start_judging(options: RunOptions) -> None:
+    """Start processes for judging while the harness imports its modules, on the processors that no worker takes."""
+    from attncheck.execution.user_code import is_user_target
+    from attncheck.executors.judging_processes import start_judging_ahead
 
-    typer.echo(f"attncheck: {words}", err=True)
-    if processes:
-        start_workers_ahead(processes, "attncheck.judging.judge")
+    loading = sum(map(is_user_target, options.implementations))  # each in a process
+    if options.cluster is None:
+        start_judging_ahead(available_processors() - loading)
 
 
 def _add_property_results(

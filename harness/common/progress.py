@@ -7,6 +7,7 @@ processes side by side are added up, by what was done in them.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -260,6 +261,10 @@ def _call_periodically(seconds: float, tick: Callable[[], None]) -> Iterator[Non
     finally:
         is_over.set()
         thread.join()
+
+
+ARITHMETIC_COUNTS: Counter[str] = Counter()
+"""How many exact stages double words settled in this process, and how many went on to balls, since it was cleared."""
 
 
 @dataclass(frozen=True)

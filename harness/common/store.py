@@ -35,7 +35,6 @@ from time import thread_time, time
 from typing import Any, TypeVar
 
 import numpy as np
-from pydantic import BaseModel
 
 _DIGEST_BYTES = 16  # bytes of a digest: 128 bits are enough that different values do not collide
 
@@ -73,8 +72,8 @@ def _to_plain_data(value: Any) -> Any:
             content = _hex_digest(value)
         case Enum():
             content = value.name
-        case BaseModel():
-            content = value.model_dump_json()
+        case _ if "pydantic" in sys.modules and isinstance(value, sys.modules["pydantic"].BaseModel):
+            content = value.model_dump_json()  # importing pydantic takes workers, which have no models, too long
         case _ if is_dataclass(value) and not isinstance(value, type):
             content = {item.name: getattr(value, item.name) for item in fields(value)}
         case _:

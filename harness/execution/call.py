@@ -533,11 +533,12 @@ class WorkerProcesses:
 _prestarted_workers: deque[Future[WorkerProcess]] = deque()
 
 
-def start_workers_ahead(count: int, module: str) -> None:
-    """Start processes that have imported a module when ``WorkerProcesses`` take them."""
-    threads = ThreadPoolExecutor(count, thread_name_prefix="attncheck starts")
-    _prestarted_workers.extend(threads.submit(_start_single_threaded, module) for _ in range(count))
-    threads.shutdown(wait=False)
+def start_workers_ahead(count: int, *modules: str) -> None:
+    """Start processes until so many, which have imported the modules, wait to be taken by ``WorkerProcesses``."""
+    if (missing := count - len(_prestarted_workers)) > 0:
+        threads = ThreadPoolExecutor(missing, thread_name_prefix="attncheck starts")
+        _prestarted_workers.extend(threads.submit(_start_single_threaded, *modules) for _ in range(missing))
+        threads.shutdown(wait=False)
 
 
 def _take_or_start_worker() -> WorkerProcess:
@@ -549,18 +550,18 @@ def _take_or_start_worker() -> WorkerProcess:
     return ahead.result()
 
 
-def _start_single_threaded(module: str = "") -> WorkerProcess:
+def _start_single_threaded(*modules: str) -> WorkerProcess:
     from attncheck.execution.worker import limit_threads  # loads modules that only computing processes need
 
     worker = WorkerProcess()
     worker.call(limit_threads, 1, seconds=math.inf)
-    if module:
-        worker.call(_import_module, module, seconds=math.inf)
+    worker.call(_import_modules, *modules, seconds=math.inf)
     return worker
 
 
-def _import_module(module: str) -> None:
-    import_module(module)
+def _import_modules(*names: str) -> None:
+    for name in names:
+        import_module(name)
 
 
 @dataclass(frozen=True)

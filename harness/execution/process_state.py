@@ -42,6 +42,8 @@ from numpy.typing import NDArray
 from attncheck.backends import ALL_ENTRIES
 from attncheck.execution.operations import FREE_BYTE
 
+THIS_PROCESS = psutil.Process()
+"""Making the object takes as long as calling a small kernel."""
 _TIMERS = ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")
 
 
@@ -367,4 +369,4 @@ def _child_process_ids() -> set[int]:
             return {int(number) for text in listed for number in text.split()}
     except OSError:
         pass  # a thread has ended meanwhile
-    return {child.pid for child in psutil.Process().children()}
+    return {child.pid for child in THIS_PROCESS.children()}

@@ -13,11 +13,10 @@ from functools import partial, wraps
 from typing import Any
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from attncheck.backends.contract import Backend
-from attncheck.execution.process_state import ProcessState, disable_memory_filling
+from attncheck.execution.process_state import THIS_PROCESS, ProcessState, disable_memory_filling
 from attncheck.execution.signatures import CONTRACT_FUNCTIONS
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on_backend, get_started_backend
 from attncheck.reading.problem import Problem
@@ -157,7 +156,7 @@ def evaluate_session(implementation: str, session: Session, log: str) -> Evaluat
     results = run_session(backend, session)
     failed = any(isinstance(result.outcome, Failure) for result in results)
     is_fit = surroundings.restore() and not (failed and surroundings.has_new_threads())
-    return EvaluatedSession(results, int(psutil.Process().memory_info().rss), is_fit)
+    return EvaluatedSession(results, int(THIS_PROCESS.memory_info().rss), is_fit)
 
 
 def _run_step(backend: Backend, step: SessionStep) -> tuple[StepResult, Mapping[str, Any], Mapping[str, Array]]:

@@ -141,15 +141,13 @@ class EvaluationReport:
 
 def evaluate_and_measure(implementation: str, problem: Problem, log: str) -> EvaluationReport:
     """Run one operation of what was started; put back what it changed that the next one shares."""
-    import psutil
-
-    from attncheck.execution.process_state import ProcessState, has_many_mappings
+    from attncheck.execution.process_state import THIS_PROCESS, ProcessState, has_many_mappings
 
     backend = get_started_backend(implementation, log)
     surroundings, compiled = ProcessState.snapshot(), _compilation_seconds()
     outcome = evaluate_on_backend(backend, problem, calls_again=True)
     is_fit = surroundings.restore() and not (isinstance(outcome, Failure) and surroundings.has_new_threads())
-    held, must_count = int(psutil.Process().memory_info().rss), next(_evaluation_numbers) % _EVALUATIONS_PER_COUNT == 0
+    held, must_count = int(THIS_PROCESS.memory_info().rss), next(_evaluation_numbers) % _EVALUATIONS_PER_COUNT == 0
     is_fit = is_fit and not (must_count and has_many_mappings(held))
     return EvaluationReport(outcome, held, is_fit, _compilation_seconds() - compiled)
 

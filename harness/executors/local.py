@@ -25,7 +25,7 @@ import math
 import pickle
 import tempfile
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -37,92 +37,19 @@ from time import perf_counter, sleep
 from types import MappingProxyType
 from typing import IO, Any, TypeAlias
 
-from attncheck.attention.exact_array import ARITHMETIC_COUNTS
 from attncheck.common.processors import available_processors
 from attncheck.common.progress import ActivityTimes
-from attncheck.execution.call import WorkerProcesses
 from attncheck.execution.runner import GroupRunner, WorkerGroup, evaluate_in_turn
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.executors.base import ResultRecorder
+from attncheck.executors.judging_processes import JudgingProcesses
 from attncheck.judging.units import Judge, StoredUnit, UnitResult
 from attncheck.planning.plan import Plan, Unit
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import RoundedInputs
-from attncheck.reading.problem import Problem
 
 MIN_UNITS_FOR_PROCESSES = 32
 """As many units as are judged in the time that the processes take to start."""
-
-MAX_QUICK_UNITS = 256
-"""As many units with known rows have their arrays put together in that time."""
-
-
-class JudgingProcesses:
-    """Judges units in processes, by default as many as there are processors; ``close`` ends them.
-
-    Each process gets all ``cases`` once: to send a case takes as long as to judge a small one.
-    """
-
-    def __init__(
-        self,
-        judge: Judge,
-        cases: Sequence[Case],
-        processes: int | None = None,
-        times: ActivityTimes | None = None,
-        max_alive: Callable[[], int] | None = None,
-    ) -> None:
-        """``max_alive`` returns how many may be alive now, if that changes."""
-        self._judge, self._cases = judge, cases
-        during = partial((ActivityTimes() if times is None else times).measure, "judging")
-        self._processes = WorkerProcesses(
-            _remember_judge, judge, cases, processes=processes, call_context=during, max_alive=max_alive
-        )
-
-    def submit(
-        self,
-        case: int,
-        dtype: str,
-        inputs: RoundedInputs,
-        outcomes: Mapping[str, Outcome],
-        remembered: StoredUnit | None = None,
-    ) -> Future[tuple[UnitResult, Counter[str]]]:
-        """Judge a unit in a process; return the future of its result and of the counts of store and oracle.
-
-        ``case`` is the index of its case, ``remembered`` the entry of the store, if the caller has looked it up.
-        """
-        question = dtype, inputs, outcomes, remembered
-        judged_otherwise = lambda: (self._judge.judge_unit(self._cases[case], *question), Counter[str]())  # noqa: E731
-        return self._processes.submit(_judge_unit, case, *question, fallback=judged_otherwise)
-
-    @property
-    def alive_count(self) -> int:
-        """Return how many of them are alive."""
-        return self._processes.alive_count
-
-    def close(self) -> None:
-        """End the processes; units that have not been judged are dropped."""
-        self._processes.close()
-
-
-_judge: Judge | None = None
-_cases: Sequence[Case] = ()
-
-
-def _remember_judge(judge: Judge, cases: Sequence[Case]) -> None:
-    """Called once in a judging process."""
-    global _judge, _cases
-    _judge, _cases = judge, cases
-
-
-def _judge_unit(
-    case: int, dtype: str, inputs: RoundedInputs, outcomes: Mapping[str, Outcome], remembered: StoredUnit | None
-) -> tuple[UnitResult, Counter[str]]:
-    """Called in a judging process for each unit."""
-    assert _judge is not None
-    counts = _judge.store.event_counts
-    counts.clear()
-    ARITHMETIC_COUNTS.clear()
-    return _judge.judge_unit(_cases[case], dtype, inputs, outcomes, remembered), counts + ARITHMETIC_COUNTS
 
 
 WINDOW_UNITS = 4096
@@ -180,20 +107,23 @@ class LocalExecutor:
         """Compute every unit of a plan, and judge each when its last implementation has answered."""
         every = [runner for sharing in self._runners for runner in sharing]
         total = sum(unit.dtype in runner.group.dtypes for runner in every for unit in plan)
-        asked = {unit.position: sum(_runs_unit(runner, unit) for runner in every) for unit in plan}
+        calls, unsupported = _decide_calls(plan, every)
+        asked = Counter(position for _, position in calls)
         self._calls_left = Counter(
-            runner.group.implementation.name for runner in every for unit in plan if _runs_unit(runner, unit)
+            runner.group.implementation.name
+            for runner in every
+            for unit in plan
+            if (runner.group.name, unit.position) in calls
         )
-        computing = _RunnerThreads(plan, self._runners, self._helpers, self._workers)
+        computing = _RunnerThreads(plan, self._runners, self._helpers, self._workers, calls)
         unasked = deque(unit for unit in plan if not asked[unit.position] and self._judge.implementations)
 
         def judge(unit: Unit, outcomes: Mapping[str, Outcome]) -> None:
             left_out: dict[str, Outcome] = {
-                runner.group.implementation.name: runner.outcome_of_left_out_case(
-                    plan.case(unit), unit.dtype, partial(plan.problem, unit)
-                )
+                runner.group.implementation.name: unsupported.get((runner.group.name, unit.position))
+                or runner.outcome_of_left_out_case(plan.case(unit), unit.dtype, partial(plan.problem, unit))
                 for runner in every
-                if unit.dtype in runner.group.dtypes and not _runs_unit(runner, unit)
+                if unit.dtype in runner.group.dtypes and (runner.group.name, unit.position) not in calls
             }
             recorder.evaluations += len(left_out)
             judgements.add(unit, {**outcomes, **left_out})
@@ -250,9 +180,10 @@ class _RunnerThreads:
         runners: Sequence[Sequence[GroupRunner[Unit]]],
         helpers: Sequence[Sequence[GroupRunner[Unit]]],
         workers: int,
+        calls: Set[_CallKey],
     ) -> None:
         self.answers: Queue[_Answer | BaseException] = Queue(MAX_ANSWERS)
-        self._plan, self._runners, self._helpers = plan, runners, helpers
+        self._plan, self._runners, self._helpers, self._calls = plan, runners, helpers, calls
         self._places = PrioritySemaphore(workers, available_processors())
         self._compares_frameworks = runs_several_frameworks([sharing[0].group for sharing in runners], workers)
         self.judging: Callable[[], int] = lambda: 0
@@ -272,7 +203,8 @@ class _RunnerThreads:
         """Compute meanwhile; in the end every runner is stopped."""
         works: dict[tuple[str, ...], SharedWork] = {}
         for sharing in self._runners:
-            units = [unit for unit in self._plan if any(_runs_unit(runner, unit) for runner in sharing)]
+            names = {runner.group.name for runner in sharing}
+            units = [unit for unit in self._plan if any((name, unit.position) in self._calls for name in names)]
             works[_process_key(sharing)] = SharedWork(units)
         helped = {_process_key(sharing) for sharing in self._helpers}
         with ThreadPoolExecutor(max(1, len(self._runners) + len(self._helpers))) as threads:
@@ -332,15 +264,12 @@ class _RunnerThreads:
             sleep(_POLL_SECONDS)
 
     def _evaluate_units(self, together: _SharingRunners, units: Sequence[Unit]) -> None:
-        calls = [(runner, unit) for unit in units for runner in together if _runs_unit(runner, unit)]
+        pairs = ((runner, unit) for unit in units for runner in together)
         evaluate_in_turn(
-            calls,
-            self._problem_or_failure,
+            [(runner, unit) for runner, unit in pairs if (runner.group.name, unit.position) in self._calls],
+            lambda runner, unit: self._plan.problem(unit),
             lambda runner, unit, outcome: self._put_answer(runner, (unit, runner.group, outcome)),
         )
-
-    def _problem_or_failure(self, runner: GroupRunner[Unit], unit: Unit) -> Problem | Failure:
-        return runner.known_unsupported_outcome(self._plan.case(unit), unit.dtype) or self._plan.problem(unit)
 
     def _put_answer(self, runner: GroupRunner[Unit], answer: _Answer | BaseException) -> None:
         while not runner.is_stopped:
@@ -351,6 +280,8 @@ class _RunnerThreads:
 
 _SharingRunners: TypeAlias = Sequence[GroupRunner[Unit]]
 _Answer: TypeAlias = tuple[Unit, WorkerGroup, Outcome]
+_CallKey: TypeAlias = tuple[str, int]
+"""The name of a group, and the position of a unit in the plan."""
 
 
 class _JudgingQueue:
@@ -362,7 +293,6 @@ class _JudgingQueue:
         self._plan, self._judge, self._recorder, self._times = plan, judge, recorder, times
         self._computing = computing
         self._processes: JudgingProcesses | None = None
-        self._quick = 0
         self._waiting: set[Future[tuple[UnitResult, Counter[str]]]] = set()
         self._done: SimpleQueue[Future[tuple[UnitResult, Counter[str]]]] = SimpleQueue()
 
@@ -381,7 +311,7 @@ class _JudgingQueue:
         if remembered is not None and remembered.result is not None:
             self._write_result(remembered.result)
             return
-        if len(self._plan.units) < MIN_UNITS_FOR_PROCESSES or self._should_judge_here(remembered):
+        if len(self._plan.units) < MIN_UNITS_FOR_PROCESSES:
             self._judge_in_this_process(question, remembered)
             return
         if self._processes is None:
@@ -405,13 +335,6 @@ class _JudgingQueue:
         with self._times.measure("judging"):
             result = self._judge.judge_unit(*question, remembered)
         self._write_result(result)
-
-    def _should_judge_here(self, remembered: StoredUnit | None) -> bool:
-        """Return whether only arrays are missing, the store has their exact ones, and no process has started yet."""
-        if remembered is None or remembered.rows is None or self._processes is not None:
-            return False
-        self._quick += 1
-        return self._quick <= MAX_QUICK_UNITS
 
     def record(self) -> None:
         """Record the units that have been judged meanwhile."""
@@ -450,8 +373,20 @@ def _process_key(together: _SharingRunners) -> tuple[str, ...]:
     return together[0].group.process_key
 
 
-def _runs_unit(runner: GroupRunner[Unit], unit: Unit) -> bool:
-    return runner.group.runs_case(unit.dtype, in_standard=unit.is_standard)
+def _decide_calls(plan: Plan, runners: Sequence[GroupRunner[Unit]]) -> tuple[Set[_CallKey], Mapping[_CallKey, Failure]]:
+    """Return the calls to make, and the outcomes of calls that are known to be unsupported; others are left out."""
+    unsupported, calls = {}, set()
+    for runner in runners:
+        for unit in plan:
+            if not runner.group.runs_case(unit.dtype, in_standard=unit.is_standard):
+                continue
+            key = runner.group.name, unit.position
+            failure = runner.known_unsupported_outcome(plan.case(unit), unit.dtype)
+            if failure is None:
+                calls.add(key)
+            else:
+                unsupported[key] = failure
+    return calls, unsupported
 
 
 def _needs_no_compilation(together: _SharingRunners) -> bool:

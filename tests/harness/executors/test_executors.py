@@ -27,7 +27,8 @@ from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection, bundled_implementations
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on_backend
 from attncheck.executors import local
-from attncheck.executors.local import JudgingProcesses, WaitingOutcomes
+from attncheck.executors.judging_processes import JudgingProcesses
+from attncheck.executors.local import WaitingOutcomes
 from attncheck.judging.units import Judge, UnitResult
 from attncheck.planning.plan import Unit
 from attncheck.reading.case import Case

@@ -32,7 +32,7 @@ from attncheck.results import parts
 from attncheck.results.format import FORMAT_VERSION, ROW_SCHEMA, Row, StoredArray
 from attncheck.results.parts import ArrayParts, decode_array
 from attncheck.results.reader import find_runs, read_run, read_runs
-from attncheck.results.records import CaseRecords, cases_json_lines, read_cases
+from attncheck.results.records import MAX_UNPACKED, CaseRecords, cases_json_lines, read_cases
 from attncheck.results.tables import TableFile, to_table, write_file
 from attncheck.results.writer import ResultsWriter
 from attncheck.spec.dtypes import numpy_dtype
@@ -572,8 +572,10 @@ def test_what_is_not_of_numbers_is_refused_in_one_line() -> None:
 
 def test_many_records_take_little_memory(make_case_record: MakeRecord) -> None:
     record = json.dumps(make_case_record())
+    packed = CaseRecords(json.loads(record) | {"id": f"first/{number}"} for number in range(MAX_UNPACKED))
     tracemalloc.start()
-    packed = CaseRecords(json.loads(record) | {"id": f"file/{number}"} for number in range(2000))
+    for number in range(2000):
+        packed.add(json.loads(record) | {"id": f"file/{number}"})
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held < 2000 * len(record)
