@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +23,10 @@ def on_one_thread() -> None:
 
 @dataclass(frozen=True)
 class Timed:
-    """One command: seconds by the clock, and of processors, its children's among them."""
+    """One command: seconds by the clock, to its first printed line, and of processors, its children's among them."""
 
     wall: float
+    first_line: float
     processor: float
     ended: str
 
@@ -32,11 +34,23 @@ class Timed:
 def timed(command: Sequence[str], environment: Mapping[str, str]) -> Timed:
     """Run a command to its end."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as process,
+    ):
+        assert process.stdout is not None
+        printed = process.stdout.readline()
+        first_line = time.monotonic() - start
+        printed += process.stdout.read()
+        code = process.wait()
+        errors.seek(0)
+        said = errors.read()
     wall, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    last = (done.stdout.strip() or done.stderr.strip() or "nothing").splitlines()[-1]
-    return Timed(wall, processor, f"exit {done.returncode}: {last[:150]}")
+    last = (printed.strip() or said.strip() or "nothing").splitlines()[-1]
+    return Timed(wall, first_line, processor, f"exit {code}: {last[:150]}")
 
 
 def shown(numbers: Sequence[float], unit: str = " s") -> str:

@@ -31,7 +31,7 @@ from attncheck.settings.options import RunOptions
 
 if TYPE_CHECKING:
     from attncheck.common.progress import ProgressWatcher
-    from attncheck.execution.describing import DescribedWorkers
+    from attncheck.execution.describing import DescribedWorkers, DescriptionRequest
     from attncheck.execution.implementations import ImplementationSelection
     from attncheck.reading.selection import CaseSelection
     from attncheck.results.last_failed import FailedEvaluation, Subset
@@ -68,17 +68,13 @@ def preload_in_background(request: RunRequest, described: DescribedWorkers) -> N
 
     What is wrong with what people wrote themselves is looked for first. Raises ``UsageError`` and ``CaseError``.
     """
-    from attncheck.execution.describing import DescriptionRequest
-    from attncheck.execution.user_code import Target, check_function_exists, is_user_target
+    from attncheck.execution.user_code import check_function_exists
 
-    options = request.options
-    user_patterns = [pattern for pattern in options.implementations if is_user_target(pattern)]
-    targets = [Target.parse(pattern, options.signature or "", options.declare) for pattern in user_patterns]
-    for target in targets:
-        check_function_exists(target)
-    of_run = options.framework, options.threads, options.compilation_cache
-    described.start_loading(*(DescriptionRequest(target, *of_run) for target in targets))
-    if targets and not (any(options.case_selection.values()) or options.failed):
+    options, requests = request.options, _description_requests(request.options)
+    for description in requests:
+        check_function_exists(description.target)
+    described.start_loading(*requests)
+    if requests and not (any(options.case_selection.values()) or options.failed):
         _start_judging(options)
     if len(options.implementations) > 1:
         from attncheck.execution.implementation_selection import separate_user_functions, with_distinct_names
@@ -88,9 +84,19 @@ def preload_in_background(request: RunRequest, described: DescribedWorkers) -> N
     from attncheck.settings.config import check_user_cases
 
     check_user_cases(options, options.store)
-    needed = [*_NEEDED_MODULES, *(_modules_to_show(report=options.report) if user_patterns else ())]
+    needed = [*_NEEDED_MODULES, *(_modules_to_show(report=options.report) if requests else ())]
     while needed and not described.has_failed:  # which is said where they are looked at
         _import_modules([needed.pop(0)])
+
+
+def _description_requests(options: RunOptions) -> list[DescriptionRequest]:
+    from attncheck.execution.describing import DescriptionRequest
+    from attncheck.execution.user_code import Target, is_user_target
+
+    user_patterns = [pattern for pattern in options.implementations if is_user_target(pattern)]
+    targets = [Target.parse(pattern, options.signature or "", options.declare) for pattern in user_patterns]
+    of_run = options.framework, options.threads, options.compilation_cache
+    return [DescriptionRequest(target, *of_run) for target in targets]
 
 
 def _modules_to_show(*, report: bool) -> tuple[str, ...]:
@@ -122,7 +128,7 @@ def _run_with_workers(
 
     def announce_reading() -> None:
         typer.echo("attncheck: reading the bundled cases", err=True)
-        _start_judging(options)
+        _start_judging(options, available_processors())  # new cases have no cached answers
 
     with request.times.measure("reading cases"), _call_if_slow(announce_reading if is_long else lambda: None):
         selection = select_configured_cases(options, store)
@@ -180,14 +186,29 @@ def _call_if_slow(begin: Callable[[], None]) -> Iterator[None]:
         timer.cancel()
 
 
-def _start_judging(options: RunOptions) -> None:
+_JUDGES_AHEAD = 2
+"""Processes that judge as fast as a worker computes small cases, if the store has their exact answers."""
+
+
+def _start_judging(options: RunOptions, most: int = _JUDGES_AHEAD) -> None:
     """Start processes for judging while the harness imports its modules, on the processors that no worker takes."""
     from attncheck.execution.user_code import is_user_target
     from attncheck.executors.judging_processes import start_judging_ahead
 
     loading = sum(map(is_user_target, options.implementations))  # each in a process
     if options.cluster is None:
-        start_judging_ahead(available_processors() - loading)
+        start_judging_ahead(min(most, available_processors() - loading))
+
+
+def _prepare_next_run(options: RunOptions) -> None:
+    """Start processes that compute and judge, so that a run begins at once when a file is saved."""
+    from attncheck.execution.describing import start_spare_worker
+
+    requests = _description_requests(options)
+    if len(requests) == 1:
+        start_spare_worker(requests[0])
+    if requests:
+        _start_judging(options)
 
 
 def _add_property_results(
@@ -272,7 +293,10 @@ def check(
             raise UsageError(f"--watch runs again and again, for people, and does not go with {' or '.join(names)}")
         from attncheck.cli.watching import watch as watch_files
 
-        outcome = watch_files(request, run_request, partial(_report_and_show, request), lambda _: write_page(options))
+        show = partial(_report_and_show, request)
+        outcome = watch_files(
+            request, run_request, show, lambda _: write_page(options), partial(_prepare_next_run, options)
+        )
         raise typer.Exit(outcome)
     summary = run_request(request)
     _report_and_show(request, summary, outlets, as_json=as_json)

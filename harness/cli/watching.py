@@ -46,7 +46,13 @@ _MAX_NAMED_FILES = 3
 Finish = Callable[["RunSummary"], None]
 
 
-def watch(request: RunRequest, run_request: Callable[..., RunSummary], show: Finish, write: Finish) -> ExitCode:
+def watch(
+    request: RunRequest,
+    run_request: Callable[..., RunSummary],
+    show: Finish,
+    write: Finish,
+    prepare: Callable[[], None] = lambda: None,
+) -> ExitCode:
     """Run, and run again whenever a file is saved, until Ctrl-C; return the exit code of the last run.
 
     It also ends when nobody reads the standard output any more.
@@ -56,6 +62,7 @@ def watch(request: RunRequest, run_request: Callable[..., RunSummary], show: Fin
         run_request: Runs it; a second argument is what shows a failing evaluation.
         show: Shows the answer of the first run that comes to its end.
         write: Does what is to be done after each of the others, when it has been shown what changed.
+        prepare: Starts what the next run needs, while the user edits.
 
     Raises:
         UsageError: If there is nothing to watch.
@@ -69,6 +76,7 @@ def watch(request: RunRequest, run_request: Callable[..., RunSummary], show: Fin
             if told != (names := _file_names([path for path, state in states.items() if state])):
                 _print_status(f"watching {names}; Ctrl-C ends")
                 told = names
+            prepare()
             saved, states = files.wait(states)
             runs.run(saved)
     except KeyboardInterrupt:

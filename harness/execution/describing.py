@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -92,7 +94,11 @@ class _DescribingProcess:
         return self._running_worker().call(load_declarations, *asked, seconds=self._seconds)
 
     def _running_worker(self) -> WorkerProcess:
-        self._worker = self._worker or WorkerProcess()
+        if self._worker is None:
+            with suppress(KeyError, WorkerDied, RemoteError, CallTimeout):
+                self._worker = _spare_workers.pop(next(iter(self.answers)).process_key).result()
+        if self._worker is None or not self._worker.is_alive:
+            self._worker = WorkerProcess()
         if self._is_closed:  # closed in the meantime, perhaps before the process was stored
             self._end_worker()
             raise WorkerDied("was ended")
@@ -119,6 +125,27 @@ class _DescribingProcess:
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.kill()
+
+
+_spare_workers: dict[object, Future[WorkerProcess]] = {}
+
+
+def start_spare_worker(request: DescriptionRequest) -> None:
+    """Start a process in which the target of a later, equal request is loaded at once.
+
+    It imports what the harness imports before it loads a target, but nothing that the target imports: a kernel may set
+    environment variables before it imports its framework.
+    """
+    if request.process_key not in _spare_workers:
+        threads = ThreadPoolExecutor(1, thread_name_prefix="attncheck starts")
+        _spare_workers[request.process_key] = threads.submit(_make_spare_worker, request)
+        threads.shutdown(wait=False)
+
+
+def _make_spare_worker(request: DescriptionRequest) -> WorkerProcess:
+    worker = WorkerProcess()
+    worker.call(prepare_to_load, dict(request.environment), request.threads, seconds=START_SECONDS)
+    return worker
 
 
 class DescribedWorkers:
@@ -191,11 +218,17 @@ class DescribedWorkers:
         self.close()
 
 
+def prepare_to_load(environment: Mapping[str, str], threads: int) -> None:
+    """Run in the process: limit the threads, and import what loads targets."""
+    limit_threads(threads)
+    os.environ.update(environment)
+    import_module("attncheck.execution.user_call")  # imports NumPy, which reads the variables
+
+
 def load_declarations(target: Target, environment: Mapping[str, str], threads: int, log: str) -> Declarations:
     """Run in the process: load a target as a worker would; return its declarations, or why it is unusable."""
     redirect_output(log, passed_on=True)
-    limit_threads(threads)
-    os.environ.update(environment)
+    prepare_to_load(environment, threads)
     from attncheck.execution.signatures import explain_unfit_function
     from attncheck.execution.user_call import load_target, read_target_declarations, remember_loaded_target
 

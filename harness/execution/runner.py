@@ -348,9 +348,7 @@ class GroupRunner(Generic[Key]):
         """Return the outcome of a case that the implementation cannot be asked for, before its problem is made."""
         if not isinstance(self.group.implementation.entry, UserImplementation):
             return None
-        begun = perf_counter()
-        failure = unsupported_before_call(self.group.implementation, case, dtype)
-        return None if failure is None else replace(failure, seconds=perf_counter() - begun)
+        return unsupported_before_call(self.group.implementation, case, dtype)
 
     def evaluate(self, problem: Problem, on_wait: Callable[[], None] = lambda: None) -> Outcome:
         """Evaluate one problem in the worker, which is started if there is none; ``close`` ends it.

@@ -255,6 +255,8 @@ def is_undiagnosed(row: Row) -> bool:
 def _add_durations(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> tuple[Row, ...]:
     """Set the duration of its evaluation in the first row of each implementation."""
     untimed = {name: outcome.seconds for name, outcome in outcomes.items() if outcome.seconds is not None}
+    if not untimed:
+        return tuple(rows)
     return tuple(
         replace(row, seconds=untimed.pop(row.implementation))
         if row.comparison == "stage" and row.implementation in untimed

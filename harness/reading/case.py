@@ -192,14 +192,15 @@ CASES_PER_PACK = 64
 """Cases of one file are similar, so that packed together they take a small part of their separate sizes."""
 
 _MAX_UNPACKED = 32
-"""Parts that stay unpacked: all of a corpus of 2,048 cases, over which a run iterates several times."""
+"""Parts that are never packed, and parts that stay unpacked: a run iterates several times over its cases. Packing all
+cases of a corpus takes as long as to judge some dozens of them."""
 
 
 class PackedCases(Sequence[Case]):
-    """A sequence of cases of which most are packed; a case that is unpacked twice is equal, but not identical."""
+    """A sequence of cases, packed after the first 2,048; a case that is unpacked twice is equal, but not identical."""
 
     def __init__(self, cases: Iterable[Case] = ()) -> None:
-        self._parts: list[bytes] = []
+        self._parts: list[list[Case] | bytes] = []
         self._open: list[Case] = []
         self._order = array("L")
         for case in cases:
@@ -210,7 +211,7 @@ class PackedCases(Sequence[Case]):
         self._order.append(len(self._parts) * CASES_PER_PACK + len(self._open))
         self._open.append(case)
         if len(self._open) == CASES_PER_PACK:
-            self._parts.append(pack_value(self._open))
+            self._parts.append(self._open if len(self._parts) < _MAX_UNPACKED else pack_value(self._open))
             self._open = []
 
     def reorder(self, order: Iterable[int]) -> None:
@@ -227,8 +228,9 @@ class PackedCases(Sequence[Case]):
     def __getitem__(self, index: int | slice) -> Case | Sequence[Case]:
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(len(self)))]
-        part, inside = divmod(self._order[index], CASES_PER_PACK)
-        return self._open[inside] if part == len(self._parts) else _unpack_cases(self._parts[part])[inside]
+        number, inside = divmod(self._order[index], CASES_PER_PACK)
+        part = self._open if number == len(self._parts) else self._parts[number]
+        return (_unpack_cases(part) if isinstance(part, bytes) else part)[inside]
 
 
 @lru_cache(maxsize=_MAX_UNPACKED)
