@@ -200,7 +200,9 @@ def _file_states(folder: str | Path) -> Iterator[tuple[str, int, int]]:
             yield entry.path, entry.stat().st_size, entry.stat().st_mtime_ns
 
 
-# What a program is compiled for, rather than given: it decides on shapes, and on which operations there are.
+# What a program is compiled for, rather than given: it decides on shapes, and on which operations there are. Numbers
+# such as the scale are static, too. As arrays they would save none of the 498 programs of the standard cases, and 17 of
+# the 2,419 programs of all cases: cases with the same shapes, dtypes and options differ in their inputs only.
 _STATIC_ARGUMENTS = frozenset(
     {"empty_rows", "epsilon", "heads", "is_causal", "kv_heads", "lse_base", "norm", "norm_after_rotation"}
     | {"packing", "stored_as", "swizzle"}
