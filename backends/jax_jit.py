@@ -48,6 +48,8 @@ MAX_BYTES = 2**29
 """Bytes that the folder may take. What was not used for the longest time goes first."""
 seconds_compiled = 0.0
 """The seconds that this process has compiled so far."""
+programs_compiled = 0
+"""The number of programs that this process has compiled so far."""
 _VARIABLES = ("XLA_FLAGS", "JAX_PLATFORMS", "PJRT_NPROC")
 
 
@@ -106,12 +108,13 @@ def _program_path(key: str) -> Path:
 
 def _compile_without_cache(program: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> Compiled:
     """Compile without JAX's cache, because a program from that cache cannot be stored: it lacks its functions."""
-    global seconds_compiled
+    global programs_compiled, seconds_compiled
     enabled, begun = jax.config.values["jax_enable_compilation_cache"], perf_counter()
     try:
         jax.config.update("jax_enable_compilation_cache", False)
         compilation_cache.reset_cache()
         made: Compiled = program.lower(*inputs, **options).compile()
+        programs_compiled += 1
         return made
     finally:
         jax.config.update("jax_enable_compilation_cache", enabled)
@@ -197,7 +200,9 @@ def _file_states(folder: str | Path) -> Iterator[tuple[str, int, int]]:
             yield entry.path, entry.stat().st_size, entry.stat().st_mtime_ns
 
 
-# What a program is compiled for, rather than given: it decides on shapes, and on which operations there are.
+# What a program is compiled for, rather than given: it decides on shapes, and on which operations there are. Numbers
+# such as the scale are static, too. As arrays they would save none of the 498 programs of the standard cases, and 17 of
+# the 2,419 programs of all cases: cases with the same shapes, dtypes and options differ in their inputs only.
 _STATIC_ARGUMENTS = frozenset(
     {"empty_rows", "epsilon", "heads", "is_causal", "kv_heads", "lse_base", "norm", "norm_after_rotation"}
     | {"packing", "stored_as", "swizzle"}

@@ -269,9 +269,10 @@ ARITHMETIC_COUNTS: Counter[str] = Counter()
 
 @dataclass(frozen=True)
 class ActivityTimes:
-    """Seconds by activity, in the order in which each began first."""
+    """Seconds by activity, in the order in which each began first, and the number of programs that it compiled."""
 
     seconds: dict[str, float] = field(default_factory=dict)
+    programs: dict[str, int] = field(default_factory=dict)
     _adding: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     @contextmanager
@@ -283,11 +284,23 @@ class ActivityTimes:
         finally:
             self.add_seconds(activity, perf_counter() - begun)
 
-    def add_seconds(self, activity: str, seconds: float) -> None:
-        """Count seconds that were measured elsewhere."""
+    def add_seconds(self, activity: str, seconds: float, programs: int = 0) -> None:
+        """Count seconds that were measured elsewhere, and the programs that were compiled in them."""
         with self._adding:
             self.seconds[activity] = self.seconds.get(activity, 0.0) + seconds
+            self.programs[activity] = self.programs.get(activity, 0) + programs
 
     def __str__(self) -> str:
-        """Return the activities that took a tenth of a second or more, in words."""
-        return ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self.seconds.items() if seconds >= 0.05)
+        """Return the activities that took a tenth of a second or more, in words.
+
+        Example:
+            >>> times = ActivityTimes()
+            >>> times.add_seconds("compiling jax.jit", 51.2, programs=120)
+            >>> times.add_seconds("report", 1.3)
+            >>> str(times)
+            'compiling jax.jit 51.2 s (120 programs), report 1.3 s'
+        """
+        counts = {what: f" ({programs:,} programs)" for what, programs in self.programs.items() if programs}
+        return ", ".join(
+            f"{what} {seconds:.1f} s{counts.get(what, '')}" for what, seconds in self.seconds.items() if seconds >= 0.05
+        )

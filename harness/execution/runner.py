@@ -451,7 +451,7 @@ class GroupRunner(Generic[Key]):
         answer = self._call_in_worker(seconds, evaluate_and_measure, name, problem, str(self._log.path))
         if isinstance(answer, Failure):
             return answer
-        self.times.add_seconds("compiling", answer.compilation_seconds)
+        self.times.add_seconds("compiling", answer.compilation_seconds, answer.compiled_programs)
         if isinstance(answer.outcome, Failure):
             self._log.require_space()
         self._close_unless_reusable(answer)

@@ -130,13 +130,14 @@ def limit_threads(threads: int) -> None:
 class EvaluationReport:
     """The result of an evaluation, the worker's bytes of memory after it, and whether the worker can be reused.
 
-    ``compilation_seconds`` is the time that the call took to compile, if it is known.
+    ``compilation_seconds`` is the time that the call took to compile ``compiled_programs``, if that is known.
     """
 
     outcome: Outcome
     held_bytes: int
     is_process_reusable: bool
     compilation_seconds: float = 0.0
+    compiled_programs: int = 0
 
 
 def evaluate_and_measure(implementation: str, problem: Problem, log: str) -> EvaluationReport:
@@ -144,17 +145,19 @@ def evaluate_and_measure(implementation: str, problem: Problem, log: str) -> Eva
     from attncheck.execution.process_state import THIS_PROCESS, ProcessState, has_many_mappings
 
     backend = get_started_backend(implementation, log)
-    surroundings, compiled = ProcessState.snapshot(), _compilation_seconds()
+    surroundings, compiled_before = ProcessState.snapshot(), _compilation_counts()
     outcome = evaluate_on_backend(backend, problem, calls_again=True)
     is_fit = surroundings.restore() and not (isinstance(outcome, Failure) and surroundings.has_new_threads())
     held, must_count = int(THIS_PROCESS.memory_info().rss), next(_evaluation_numbers) % _EVALUATIONS_PER_COUNT == 0
     is_fit = is_fit and not (must_count and has_many_mappings(held))
-    return EvaluationReport(outcome, held, is_fit, _compilation_seconds() - compiled)
+    seconds, programs = (now - before for now, before in zip(_compilation_counts(), compiled_before, strict=True))
+    return EvaluationReport(outcome, held, is_fit, seconds, int(programs))
 
 
-def _compilation_seconds() -> float:
-    """Return how long this process has compiled programs of JAX, if it has any."""
-    return float(getattr(sys.modules.get("attncheck.backends.jax_jit"), "seconds_compiled", 0.0))
+def _compilation_counts() -> tuple[float, int]:
+    """Return the seconds that this process has compiled programs of JAX, and the number of programs."""
+    module = sys.modules.get("attncheck.backends.jax_jit")
+    return getattr(module, "seconds_compiled", 0.0), getattr(module, "programs_compiled", 0)
 
 
 def evaluate_on_backend(backend: Backend, problem: Problem, *, calls_again: bool = False) -> Outcome:

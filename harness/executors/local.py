@@ -167,7 +167,7 @@ class LocalExecutor:
             parts = {what: seconds.get(what, 0.0) for what in ("importing", "compiling")}
             name = runner.group.implementation.name
             for what, taken in parts.items():
-                self._times.add_seconds(f"{what} {name}", taken)
+                self._times.add_seconds(f"{what} {name}", taken, runner.times.programs.get(what, 0))
             self._times.add_seconds(f"computing {name}", seconds.get("all", 0.0) - sum(parts.values()))
 
 

@@ -15,6 +15,12 @@ The third part is a set cover, computed greedily (``reading/covering.py``): the 
 The result depends only on the cases, so two runs of one version choose the same units. A plan of few units is not
 reduced.
 
+The choice does not count the programs that units need, because nearly every unit needs its own. In JAX the 2,545 units
+of the bundled cases need 2,419 programs, and the 508 standard units 498. Preferring units that share a program saves 1
+program, dropping units that later ones made superfluous saves 5, and the smallest third part saves 11. A program
+compiles in float64 in 40% of the time that it takes in bfloat16. Still, preferring the faster dtype among equal units
+saves less than 1% of the compile time, because the units that are then chosen have larger programs.
+
 An option is anything that a call may have or lack: a named option, an optional input, heads that share keys and values,
 values of another width. Most options have one level, their presence. An option with a list of words has a level for
 each word. A mask or bias has a level for each axis along which it varies, and one for each along which it is broadcast.

@@ -71,9 +71,12 @@ def test_a_damaged_entry_or_one_for_other_arrays_is_compiled_anew_and_replaced(p
         second, traced = anew(programs)
         assert np.array_equal(np.asarray(second(scores(3, 4))["weights"]), expected)
         assert len(traced) == 1
+    before = programs[0].programs_compiled
     third, traced = anew(programs)
     third(scores(3, 4))
-    assert traced == []
+    assert (traced, programs[0].programs_compiled) == ([], before)
+    third(scores(4, 4))
+    assert programs[0].programs_compiled == before + 1
 
 
 @pytest.mark.parametrize("change", ["settings", "flags", "framework"])
