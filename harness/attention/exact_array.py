@@ -102,6 +102,11 @@ class ExactArray(ABC):
     def exp(self) -> Self:
         """Return e^x."""
 
+    def exp_of_attended(self) -> Self:
+        """Return e^x, and 0 for numbers that are not attended."""
+        powers = self.with_attended().exp()
+        return powers if self.attended is None else powers.select_where(self.attended, 0.0)
+
     @abstractmethod
     def log(self) -> Self:
         """Return the natural logarithm of positive numbers."""
@@ -250,9 +255,7 @@ def compute_row_exponentials(logits: ExactArray, *, uniform: int = 0) -> Exponen
     first ``uniform`` ones count alike.
     """
     shift, attended = logits.approximate_row_maxima(), logits.attended
-    terms = (logits - shift).with_attended().exp()
-    if attended is not None:
-        terms = terms.select_where(attended, 0.0)
+    terms = (logits - shift).exp_of_attended()
     if uniform and attended is not None:
         some = np.asarray(attended.any(axis=-1, keepdims=True))
         ones = (np.arange(logits.shape[-1]) < uniform).astype(np.float64)[np.newaxis]
