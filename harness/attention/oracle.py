@@ -153,7 +153,7 @@ def _enclose_stages(problem: Computation, stages: Sequence[str]) -> dict[str, En
     whole = len(starts) == 1 or problem.operation in OPERATIONS_SUMMING_QUERIES
     parts = [problem] if whole else [problem.select_rows(rows[start : start + size]) for start in starts]
     return raise_precision_until_enough(
-        lambda arithmetic: _try_by_rows([replace(part, arithmetic=arithmetic) for part in parts], stages),
+        lambda arithmetic: _try_by_rows([part.with_arithmetic(arithmetic) for part in parts], stages),
         f"{problem.operation}: {', '.join(stages)}",
     )
 
@@ -363,9 +363,7 @@ class _BlockSums:
 
     def mean_of_values(self) -> ExactArray:
         """Divide: the mean of the values; 0 in a row without a key."""
-        return self.numerators * (
-            1 / self.exponentials.row_sum.select_where(~self.exponentials.row_sum.flag_zeros(), 1.0)
-        )
+        return self.numerators * (1 / self.exponentials.row_sum.replace_zeros_by_ones())
 
     def logits_and_weights(self, problem: Computation, log_sum_exp: Enclosure) -> dict[str, Real]:
         """Return logits and weights in float64."""

@@ -45,10 +45,11 @@ class Walk:
         """Evaluate a node by the rule, or an input by the leaf rule; results are cached."""
         if name not in self.cached_nodes:
             node = self.graph.get(name)
-            operands = () if node is None else tuple(self.evaluate(operand) for operand in node.operands)
-            self.cached_nodes[name] = (
-                self.evaluate_input(name) if node is None else self.evaluate_node(name, node, operands)
-            )
+            if node is None:
+                self.cached_nodes[name] = self.evaluate_input(name)
+            else:
+                operands = tuple(map(self.evaluate, node.operands))
+                self.cached_nodes[name] = self.evaluate_node(name, node, operands)
         return self.cached_nodes[name]
 
 
@@ -82,11 +83,10 @@ def stage_magnitude(sums: Walk, walk: Walk, name: str) -> ExactArray:
 
 def value_walk(problem: Computation, known: Mapping[str, Any] | None = None) -> Walk:
     """Evaluate in float64; ``problem`` is ``in_float64``."""
-    plain = replace(problem, arithmetic=Float64Array)
     return Walk(
         graph_of(problem),
         problem.input_array,
-        lambda _, node, operands: node.step.value_of(plain, *operands),
+        lambda _, node, operands: node.step.value_of(problem.with_arithmetic(Float64Array), *operands),
         dict(known or {}),
     )
 
