@@ -207,10 +207,12 @@ def summation_variance(unit: float, length: int | Real, total_square: Real, squa
 
 def relative_sum_error(rounding: RoundingModel, terms: int | Real) -> Real:
     """Return the relative error of a sum of products: after ``sum_length`` of them, sums of sums are added up."""
+    error: Real
     if rounding.sum_length == math.inf:
-        return terms * rounding.accumulate_unit
+        error = terms * rounding.accumulate_unit  # type: ignore[assignment]  # a number counts as an array
+        return error
     within = np.minimum(terms, rounding.sum_length)
-    error: Real = within * rounding.accumulate_unit + (terms - within) * rounding.promoted_unit
+    error = within * rounding.accumulate_unit + (terms - within) * rounding.promoted_unit
     return error
 
 

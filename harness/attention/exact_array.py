@@ -105,8 +105,9 @@ class ExactArray(ABC):
     def exp_of_attended(self) -> Self:
         """Return e^x, and 0 for numbers that are not attended."""
         powers = self.with_attended().exp()
-        are_all = self.attended is None or self.attended.all()
-        return powers if are_all else powers.select_where(self.attended, 0.0)
+        if self.attended is None or self.attended.all():
+            return powers
+        return powers.select_where(self.attended, 0.0)
 
     @abstractmethod
     def log(self) -> Self:
