@@ -167,7 +167,10 @@ class DoubleWords(ExactArray):
     def __matmul__(self, other: Self) -> Self:
         left, right = _scale_rows_below_one(self.pair, -1), _scale_rows_below_one(other.pair, -2)
         terms = left.magnitudes @ right.magnitudes
-        high, low, radius, cut = _multiply_slices(left, right, _least_positive(terms))
+        least = float(terms.min(initial=1.0))
+        if not least > 0:
+            least = float(terms.min(initial=1.0, where=terms > 0))
+        high, low, radius, cut = _multiply_slices(left, right, least)
         if cut:
             # A sum without a term is exactly 0; one whose terms are all too small for float64 is not.
             some = (
@@ -316,12 +319,6 @@ def _scale_rows_below_one(pair: Pair, axis: int) -> _ScaledRows:
     whole, second = np.abs(first), divided(low) if low.any() else None
     is_whole = (whole.size and whole.min() >= _NEAR_UNDERFLOW) or np.array_equal(np.ldexp(first, exponent), high)
     return _ScaledRows(axis, first, second, whole, exponent, unit, 0.0 if is_whole else 2.0**-1070)
-
-
-def _least_positive(terms: Real) -> float:
-    """Return the least number above 0, or 1."""
-    least = float(terms.min(initial=1.0))
-    return least if least > 0 else float(terms.min(initial=1.0, where=terms > 0))
 
 
 def _multiply_slices(left: _ScaledRows, right: _ScaledRows, least: float) -> tuple[Real, Real, Real, float]:

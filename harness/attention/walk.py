@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.attention.balls import Float64Array, Magnitudes
-from attncheck.attention.double_words import DoubleWords
+from attncheck.attention.balls import Balls, Float64Array, Magnitudes
 from attncheck.attention.errors import Ball, Operand, Real, logits_from_values
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import FlagContext, Flags
@@ -64,19 +63,25 @@ def exact_walk(problem: Computation, known: Mapping[str, Any] | None = None) -> 
     )
 
 
-def magnitude_walk(problem: Computation) -> Walk:
-    """Evaluate the sums of the absolute terms of stages; for double words, only their size."""
-    arithmetic = Magnitudes if problem.arithmetic is DoubleWords else problem.arithmetic
+def magnitude_walk(problem: Computation, arithmetic: type[ExactArray]) -> Walk:
+    """Evaluate the sums of the absolute terms of stages: as balls, or as ``Magnitudes`` only their size."""
     return exact_walk(replace(problem, uses_magnitudes=True, arithmetic=arithmetic))
 
 
-def stage_magnitude(sums: Walk, walk: Walk, name: str) -> ExactArray:
-    """Return the sum of the absolute terms of a stage that a walk evaluated, or its step's ``magnitude``."""
+def stage_magnitude(sums: Walk, walk: Walk, name: str, *, in_balls: bool) -> ExactArray:
+    """Return the sum of the absolute terms of a stage that a walk evaluated, or its step's ``exact_magnitude``.
+
+    Unless ``in_balls``, ``sums`` are in float64, and balls count as the least number in them.
+    """
     for stage, node in walk.graph.items():
         if node.step.exact_magnitude is not None and stage in walk.cached_nodes and stage not in sums.cached_nodes:
             size = node.step.exact_magnitude(walk.cached_nodes[stage])
-            is_double = isinstance(size, DoubleWords)
-            sums.cached_nodes[stage] = Magnitudes((size.high_low_radius()[0],), size.attended) if is_double else size
+            if not in_balls and isinstance(size, Balls):
+                least = [float(ball.abs_lower()) for ball in size.numbers.ravel().tolist()]
+                size = Magnitudes((np.array(least).reshape(size.shape),), size.attended)
+            elif not in_balls:
+                size = Magnitudes((size.high_low_radius()[0],), size.attended)
+            sums.cached_nodes[stage] = size
     total: ExactArray = sums.evaluate(name)
     return total
 

@@ -163,7 +163,8 @@ def judge_stage(
     if unjudged and judgement.verdict is Verdict.AGREE:
         why = truth.reason_not_judged(stage, index_of_largest(reference.unjudged_elements))
         judgement = _note_unjudged_elements(judgement, reference.unjudged_elements, why)
-    judgement = replace(judgement, unjudged=unjudged, has_wide_statistics=truth.bounds.has_wide_statistics)
+    if unjudged or truth.bounds.has_wide_statistics:
+        judgement = replace(judgement, unjudged=unjudged, has_wide_statistics=truth.bounds.has_wide_statistics)
     return _convert_to_whole_indices(judgement, truth.judged_problem)
 
 
