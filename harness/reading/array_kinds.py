@@ -9,6 +9,7 @@ or a list of lists, has an entry for each element of the batch; the mask is then
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args
 
 from pydantic import (
@@ -120,6 +121,11 @@ class StoredContents:
     shape: tuple[int, ...]
     listed_numbers: tuple[float, ...]
     lists_all_numbers: bool
+
+    @cached_property
+    def distinct_numbers(self) -> tuple[float, ...]:
+        """The listed numbers, each once: a mask has two, however long it is."""
+        return tuple(dict.fromkeys(self.listed_numbers))
 
 
 class StoredNumbers(StrictModel):

@@ -76,11 +76,13 @@ def read_stored_array(source: StoredNumbers) -> NDArray[np.float64]:
 def _summarize(array: NDArray[np.float64]) -> StoredContents:
     if array.size <= MAX_COUNTS and (array == np.floor(array)).all() and np.isfinite(array).all():
         return StoredContents(digest_of(array), array.shape, tuple(map(float, array.ravel())), True)
-    finite = array[np.isfinite(array)]
+    is_finite = np.isfinite(array)
+    finite = array if is_finite.all() else array[is_finite]
     extremes = [float(finite.min()), float(finite.max())] if finite.size else []
     extremes += [float(fraction) for fraction in finite[finite != np.floor(finite)][:1]]
-    extremes += [number for number in (math.inf, -math.inf) if (array == number).any()]
-    extremes += [math.nan] if np.isnan(array).any() else []
+    if finite is not array:
+        extremes += [number for number in (math.inf, -math.inf) if (array == number).any()]
+        extremes += [math.nan] if np.isnan(array).any() else []
     return StoredContents(digest_of(array), array.shape, tuple(extremes), False)
 
 

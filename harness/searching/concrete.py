@@ -248,8 +248,9 @@ class FeatureCounts:
             >>> counts.novelty(problem) / before
             0.25
         """
-        of_kind = _NEW_OPERATION_WEIGHT / (1 + self.counts[operation_and_score(problem)]) ** 2
-        return of_kind + sum(1 / (1 + self.counts[key]) ** 2 for key in _feature_and_pair_keys(problem))
+        count_of = self.counts.get  # a Counter calls a Python function for a missing key
+        of_kind = _NEW_OPERATION_WEIGHT / (1 + count_of(operation_and_score(problem), 0)) ** 2
+        return of_kind + sum([1 / (1 + count_of(key, 0)) ** 2 for key in _feature_and_pair_keys(problem)])
 
     def count_features(self, problem: Problem) -> None:
         """Count the features of a problem that is run."""
