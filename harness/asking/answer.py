@@ -159,6 +159,8 @@ def judge_outcome(
     outcome: Outcome,
     expected_failures: Sequence[ExpectedFailure],
     store: Store = NO_STORE,
+    *,
+    measure_conditions: bool = True,
 ) -> Answer:
     """Judge every stage that an implementation returned for a question, in this process.
 
@@ -168,6 +170,7 @@ def judge_outcome(
         outcome: The result of the call.
         expected_failures: The expected failures of the implementation.
         store: The store of exact answers.
+        measure_conditions: Whether condition numbers are measured; only explanations show them.
     """
     case, dtype = question.case, question.dtype
     rounding_model = implementation.rounding_model(dtype) or "none"
@@ -190,7 +193,9 @@ def judge_outcome(
         judged.begins_at,
         outside=truth.no_answer_reason,
         padded=outcome.padded,
-        conditioning=_conditioning_by_stage(truth, judged, outcome, case, rounding_model),
+        conditioning=(
+            _conditioning_by_stage(truth, judged, outcome, case, rounding_model) if measure_conditions else {}
+        ),
         diagnosis=judged.diagnosis_name,
     )
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Self
 
 from attncheck.asking.answer import Answer, judge_outcome
@@ -75,11 +76,14 @@ class Engine:
             return self.judge(implementation, question, runner.evaluate(question.problem))
 
     def ask_in_background(self, implementation: Implementation, question: Question) -> Future[Answer]:
-        """Run one question, and judge its result in another process while the next ones run."""
+        """Run one question, and judge its result in another process while the next ones run.
+
+        The answer has no condition numbers.
+        """
         outcome = self.compute(implementation, question)
         arguments = question, implementation, outcome, self.expected_failures_of(implementation), self.store
         if isinstance(outcome, Computed):
-            return self._judging.submit(judge_outcome, *arguments)
+            return self._judging.submit(partial(judge_outcome, measure_conditions=False), *arguments)
         answered: Future[Answer] = Future()
         answered.set_result(judge_outcome(*arguments))
         return answered

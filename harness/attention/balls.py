@@ -34,6 +34,9 @@ class SingleArray(ExactArray):
     def _with_numbers(self, numbers: NDArray[Any]) -> Self:
         return type(self)((numbers,), self.attended)
 
+    def _apply(self, function: np.ufunc) -> Self:
+        return self._with_numbers(function(self.numbers))
+
     def __neg__(self) -> Self:
         return self._with_numbers(-self.numbers)
 
@@ -50,16 +53,16 @@ class SingleArray(ExactArray):
         return self._with_numbers(self.numbers / other.numbers)
 
     def exp(self) -> Self:
-        return self._with_numbers(np.exp(self.numbers))
+        return self._apply(np.exp)
 
     def log(self) -> Self:
-        return self._with_numbers(np.log(self.numbers))
+        return self._apply(np.log)
 
     def sqrt(self) -> Self:
-        return self._with_numbers(np.sqrt(self.numbers))
+        return self._apply(np.sqrt)
 
     def tanh(self) -> Self:
-        return self._with_numbers(np.tanh(self.numbers))
+        return self._apply(np.tanh)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +109,17 @@ class Balls(SingleArray):
 
     @classmethod
     def from_finite_numbers(cls, numbers: Real) -> Self:
-        return cls((_vectorize(arb)(numbers),))
+        return cls((_map_elements(arb, numbers),))
+
+    def _apply(self, function: np.ufunc) -> Self:
+        return self._with_numbers(_map_elements(getattr(arb, function.__name__), self.numbers))
+
+    def exp_of_attended(self) -> Self:
+        if self.attended is None:
+            return self.exp()
+        powers = np.full(self.shape, arb(0), dtype=object)
+        powers[self.attended] = _map_elements(arb.exp, self.numbers[self.attended])
+        return type(self)((powers,))
 
     def high_low_radius(self) -> tuple[Real, Real, Real]:
         """Return high = x to nearest, low = (x - high) to nearest, radius = |x - high - low| rounded up.
@@ -117,18 +130,22 @@ class Balls(SingleArray):
         high = _to_float64(self.numbers)
         rest = self.numbers - high
         low = _to_float64(rest)
-        uppers = _vectorize(arb.abs_upper)(rest - low)
+        uppers = _map_elements(arb.abs_upper, rest - low)
         # float() rounds to nearest and underflows to 0: the next number up bounds it again, unless it was 0 exactly.
-        radius = np.where(_vectorized_test(arb.is_zero, uppers), 0.0, np.nextafter(_to_float64(uppers), np.inf))
+        upper = _to_float64(uppers)
+        is_zero = upper == 0
+        is_zero[is_zero] = list(map(arb.is_zero, uppers[is_zero].tolist()))
+        radius = np.where(is_zero, 0.0, np.nextafter(upper, np.inf))
         lost = ~(np.isfinite(high) & np.isfinite(low))
         return high, np.where(lost, 0.0, low), np.where(lost, np.inf, radius)
 
     def flag_zeros(self) -> Flags:
-        return _vectorized_test(arb.is_zero, self.numbers)
+        return np.array(list(map(arb.is_zero, self.numbers.ravel().tolist())), np.bool_).reshape(self.shape)
 
     def flag_small_radii(self, sizes: ExactArray, tolerance: float) -> Flags:
         limits = np.broadcast_to(sizes.parts[0] * arb(tolerance), self.shape)
-        return _vectorized_test(lambda ball, limit: ball.rad() <= limit, self.numbers, limits)
+        pairs = zip(self.numbers.ravel().tolist(), limits.ravel().tolist(), strict=True)
+        return np.array([ball.rad() <= limit for ball, limit in pairs], np.bool_).reshape(self.shape)
 
     def approximate_row_maxima(self) -> Self:
         """Return the largest midpoint: balls themselves have no order, a < b is false when they overlap."""
@@ -144,28 +161,24 @@ class Balls(SingleArray):
         left, right = (np.broadcast_to(operand.numbers, (*leading, *operand.shape[-2:])) for operand in (self, other))
         for index in np.ndindex(leading):
             product = _to_arb_matrix(left[index]) * _to_arb_matrix(right[index])
-            result[index] = np.array([*product.entries(), None], dtype=object)[:-1].reshape(result.shape[-2:])
+            entries = product.entries()
+            result[index] = np.fromiter(entries, object, len(entries)).reshape(result.shape[-2:])
         return type(self)((result,))
 
     def _row_sums(self) -> Self:
         return type(self)((np.add.reduce(self.numbers, axis=-1, keepdims=True, initial=arb(0)),))
 
     def _maximum(self, other: Self) -> Self:
-        return self._with_numbers(_vectorize(arb.max, 2)(self.numbers, other.numbers))
+        return self._with_numbers(np.frompyfunc(arb.max, 2, 1)(self.numbers, other.numbers))
 
 
-def _vectorize(function: Callable[..., Any], operands: int = 1) -> Callable[..., Any]:
-    elementwise: Callable[..., Any] = np.frompyfunc(function, operands, 1)
-    return elementwise
+def _map_elements(function: Callable[[Any], arb], numbers: NDArray[Any]) -> ObjectArray:
+    """Call a function on every element: twice as fast as NumPy, which looks up a method for each object."""
+    return np.fromiter(map(function, numbers.ravel().tolist()), object, numbers.size).reshape(numbers.shape)
 
 
 def _to_float64(balls: ObjectArray) -> Real:
     return balls.astype(np.float64)
-
-
-def _vectorized_test(function: Callable[..., Any], *operands: ObjectArray) -> Flags:
-    flags: Flags = _vectorize(lambda *numbers: bool(function(*numbers)), len(operands))(*operands).astype(np.bool_)
-    return flags
 
 
 def _to_arb_matrix(balls: ObjectArray) -> arb_mat:

@@ -47,6 +47,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.attention.balls import Float64Array
 from attncheck.attention.errors import Ball, Elementwise, Real, as_float64
 from attncheck.attention.errors import Bound as Bound
 from attncheck.attention.graph import graph_of, iterate_ancestors
@@ -138,7 +139,7 @@ def prepare_for_bounds(problem: Computation) -> Computation:
     if problem.is_float64:
         return problem
     kept = {name: value for name, value in problem.options.items() if name != "empty_rows"}
-    return replace(problem.in_float64(), options=kept, is_float64=True)
+    return replace(problem.in_float64(), options=kept, is_float64=True, arithmetic=Float64Array)
 
 
 MAX_ELEMENTS_AT_A_TIME = 1 << 18

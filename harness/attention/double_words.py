@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Self
 
@@ -94,9 +94,9 @@ class DoubleWords(ExactArray):
 
     def high_low_radius(self) -> Parts:
         high, low, radius = self.parts
-        known = np.isfinite(high) & np.isfinite(radius)
-        if known.all():
+        if np.isfinite(high + radius).all():  # and so are both
             return high, low, radius
+        known = np.isfinite(high) & np.isfinite(radius)
         return np.where(known, high, 0.0), np.where(known, low, 0.0), np.where(known, radius, np.inf)
 
     def flag_zeros(self) -> Flags:
@@ -167,7 +167,10 @@ class DoubleWords(ExactArray):
     def __matmul__(self, other: Self) -> Self:
         left, right = _scale_rows_below_one(self.pair, -1), _scale_rows_below_one(other.pair, -2)
         terms = left.magnitudes @ right.magnitudes
-        high, low, radius, cut = _multiply_slices(left, right, _least_positive(terms))
+        least = float(terms.min(initial=1.0))
+        if not least > 0:
+            least = float(terms.min(initial=1.0, where=terms > 0))
+        high, low, radius, cut = _multiply_slices(left, right, least)
         if cut:
             # A sum without a term is exactly 0; one whose terms are all too small for float64 is not.
             some = (
@@ -184,7 +187,7 @@ class DoubleWords(ExactArray):
             moved = (
                 moved + _UNDERFLOW_LOSS * (some & (size < _NEAR_UNDERFLOW)) + 0 * size
             )  # not finite if the number is not
-        moved = moved + _matmul_radius(np.abs(self.parts[0]), self.radius, np.abs(other.parts[0]), other.radius)
+        moved = moved + _matmul_radius(self.parts[0], self.radius, other.parts[0], other.radius)
         return type(self)((*made[:2], moved * _RADIUS_SLACK))
 
 
@@ -269,12 +272,12 @@ def _log_with_radius(x: Real, x_low: Real, x_radius: Real) -> Parts:
 
 
 def _matmul_radius(left: Real, left_radius: Real, right: Real, right_radius: Real) -> Real | float:
-    """Return how far a product of magnitudes moves with its operands: r (|y| + r') + |x| r'."""
-    if not (left_radius.any() or right_radius.any()):
+    """Return how far a product moves with its operands: r (|y| + r') + |x| r'."""
+    right_moves = right_radius.any()
+    if not (right_moves or left_radius.any()):
         return 0.0
-    moved: Real = (
-        left_radius @ (right + right_radius) + left @ right_radius if right_radius.any() else left_radius @ right
-    )
+    left, right = np.abs(left), np.abs(right)
+    moved: Real = left_radius @ (right + right_radius) + left @ right_radius if right_moves else left_radius @ right
     if not (moved.size and moved.min() >= _NEAR_UNDERFLOW):
         some, moves, others, others_move = (
             (numbers > 0).astype(float) for numbers in (left + left_radius, left_radius, right, right_radius)
@@ -316,12 +319,6 @@ def _scale_rows_below_one(pair: Pair, axis: int) -> _ScaledRows:
     whole, second = np.abs(first), divided(low) if low.any() else None
     is_whole = (whole.size and whole.min() >= _NEAR_UNDERFLOW) or np.array_equal(np.ldexp(first, exponent), high)
     return _ScaledRows(axis, first, second, whole, exponent, unit, 0.0 if is_whole else 2.0**-1070)
-
-
-def _least_positive(terms: Real) -> float:
-    """Return the least number above 0, or 1."""
-    least = float(terms.min(initial=1.0))
-    return least if least > 0 else float(terms.min(initial=1.0, where=terms > 0))
 
 
 def _multiply_slices(left: _ScaledRows, right: _ScaledRows, least: float) -> tuple[Real, Real, Real, float]:
@@ -384,7 +381,8 @@ def _cut_into_slices(numbers: _ScaledRows, bits: int, max_slices: int) -> _Slice
     inner = first.shape[axis]
     shape = list(first.shape)
     shape[axis] *= max_slices
-    slices = _Slices(np.empty(shape), axis, inner, max_slices, max_slices, is_cut=True)
+    pieces = np.empty(shape)
+    slices = _Slices(pieces, axis, inner, max_slices, max_slices, is_cut=True)
     for index in range(max_slices):
         if second is not None and index and index % 2 == 0:
             first, second = _two_sum(first, second)
@@ -393,7 +391,7 @@ def _cut_into_slices(numbers: _ScaledRows, bits: int, max_slices: int) -> _Slice
         piece -= grid
         first -= piece
         if second is None and not first.any():
-            return replace(slices, count=index + 1, is_cut=False)
+            return _Slices(pieces, axis, inner, max_slices, index + 1, is_cut=False)
     return slices
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -47,9 +47,8 @@ class Elementwise:
 
     def map_arrays(self, function: Callable[[Any], Any]) -> Self:
         """Rearrange the elements, repeat or leave some out, in all of the arrays."""
-        parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        arrays = {name: function(part) for name, part in parts.items() if isinstance(part, np.ndarray)}
-        return replace(self, **arrays)
+        parts = (getattr(self, name) for name in self.__dataclass_fields__)
+        return type(self)(*(function(part) if isinstance(part, np.ndarray) else part for part in parts))
 
     def repeat_heads(self, heads: int) -> Self:
         """Repeat each head of a key or value for the query heads that share it: (B, Hkv, L, D) -> (B, H, L, D)."""
@@ -208,8 +207,12 @@ def summation_variance(unit: float, length: int | Real, total_square: Real, squa
 
 def relative_sum_error(rounding: RoundingModel, terms: int | Real) -> Real:
     """Return the relative error of a sum of products: after ``sum_length`` of them, sums of sums are added up."""
+    error: Real
+    if rounding.sum_length == math.inf:
+        error = terms * rounding.accumulate_unit  # type: ignore[assignment]  # a number counts as an array
+        return error
     within = np.minimum(terms, rounding.sum_length)
-    error: Real = within * rounding.accumulate_unit + (terms - within) * rounding.promoted_unit
+    error = within * rounding.accumulate_unit + (terms - within) * rounding.promoted_unit
     return error
 
 
@@ -219,6 +222,8 @@ def inner_product_variance(rounding: RoundingModel, length: int | Real, total_sq
     The squares of sums of N products each have the mean (N/n) s^2 + (1 - N/n) Q in all. Partial sums that are cut off
     err in one direction: n such errors add up to sqrt(n) times those of either sign, and so do those of n/N sums.
     """
+    if rounding.sum_length == math.inf and not rounding.cuts_sums:
+        return summation_variance(rounding.accumulate_unit, length, total_square, squares)
     within = np.minimum(length, rounding.sum_length)
     cut = np.maximum(within, 1)
     parts = np.maximum(length, 1) / cut

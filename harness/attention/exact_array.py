@@ -101,6 +101,13 @@ class ExactArray(ABC):
     def exp(self) -> Self:
         """Return e^x."""
 
+    def exp_of_attended(self) -> Self:
+        """Return e^x, and 0 for numbers that are not attended."""
+        powers = self.with_attended().exp()
+        if self.attended is None or self.attended.all():
+            return powers
+        return powers.select_where(self.attended, 0.0)
+
     @abstractmethod
     def log(self) -> Self:
         """Return the natural logarithm of positive numbers."""
@@ -197,6 +204,11 @@ class ExactArray(ABC):
         parts = (np.where(flags, kept, new) for kept, new in pairs)
         return type(self)(tuple(parts), self.attended)
 
+    def replace_zeros_by_ones(self) -> Self:
+        """Replace exact zeros by 1."""
+        zeros = self.flag_zeros()
+        return self.select_where(~zeros, 1.0) if zeros.any() else self
+
     def replace_at(self, index: Any, inserted: Self) -> Self:
         """Replace the numbers at an index."""
 
@@ -249,9 +261,7 @@ def compute_row_exponentials(logits: ExactArray, *, uniform: int = 0) -> Exponen
     first ``uniform`` ones count alike.
     """
     shift, attended = logits.approximate_row_maxima(), logits.attended
-    terms = (logits - shift).with_attended().exp()
-    if attended is not None:
-        terms = terms.select_where(attended, 0.0)
+    terms = (logits - shift).exp_of_attended()
     if uniform and attended is not None:
         some = np.asarray(attended.any(axis=-1, keepdims=True))
         ones = (np.arange(logits.shape[-1]) < uniform).astype(np.float64)[np.newaxis]
@@ -261,13 +271,13 @@ def compute_row_exponentials(logits: ExactArray, *, uniform: int = 0) -> Exponen
 
 def divide_by_row_sums(powers: Exponentials) -> ExactArray:
     """Divide each row by its sum: the weights; a row without a term stays 0."""
-    return powers.terms * (1 / powers.row_sum.select_where(~powers.row_sum.flag_zeros(), 1.0))
+    return powers.terms * (1 / powers.row_sum.replace_zeros_by_ones())
 
 
 def log_row_sums(powers: Exponentials) -> ExactArray:
     """Return the logarithm of each row's sum of e^x, -inf for a row without a term: (..., Lq, Lk) -> (..., Lq, 1)."""
     full = ~powers.row_sum.flag_zeros()
-    sums = powers.row_sum.select_where(full, 1.0).log() + powers.row_shift
+    sums = powers.row_sum.replace_zeros_by_ones().log() + powers.row_shift
     return sums.mask_forbidden(None if full.all() else full)
 
 
@@ -350,14 +360,15 @@ radius, which is subtracted from every error: at 2^-16 of a last place it hides 
 def unit_in_last_place(high: Real) -> Real:
     """Return the distance of numbers to the next larger ones; 1 if float64 has none."""
     with np.errstate(all="ignore"):
-        place = np.spacing(np.abs(high))
-    return np.where(np.isfinite(place), place, 1.0)
+        place: Real = np.spacing(np.abs(high))
+    known = np.isfinite(place)
+    return place if known.all() else np.where(known, place, 1.0)
 
 
 def make_enclosure(array: ExactArray) -> Enclosure:
     """Return exact numbers as an enclosure; -inf for those that are not attended."""
     high, low, radius = array.high_low_radius()
-    if array.attended is None:
+    if array.attended is None or array.attended.all():
         return Enclosure(high, low, radius)
     return Enclosure(
         np.where(array.attended, high, -np.inf),

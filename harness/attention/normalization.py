@@ -143,7 +143,7 @@ def _exact_normalized(problem: Computation, array: ExactArray, weight: ExactArra
     squares = (array * array).sum(*((-1, -3) if norm.is_over_all_heads else (-1,)))
     divisor = norm.exact_divisor(squares, norm.mean_count(array.shape), epsilon)
     weighted = array * weight.map_parts(lambda part: part[:, np.newaxis, :])
-    return weighted / divisor.select_where(~divisor.flag_zeros(), 1.0)  # a row of zeros stays what it is
+    return weighted / divisor.replace_zeros_by_ones()  # a row of zeros stays what it is
 
 
 def _normalized_error(at: ErrorContext, operand: Operand, weight: Real) -> Operand:

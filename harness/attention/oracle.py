@@ -46,7 +46,7 @@ import numpy as np
 from flint import ctx
 from numpy.typing import NDArray
 
-from attncheck.attention.balls import Balls
+from attncheck.attention.balls import Balls, Magnitudes
 from attncheck.attention.double_words import DoubleWords
 from attncheck.attention.errors import Real
 from attncheck.attention.exact_array import (
@@ -88,6 +88,9 @@ _STAGES_WITHOUT_QUERIES = tuple(
 """Stages that are the same for every part of the queries."""
 TOLERANCES: Mapping[type[ExactArray], float] = {DoubleWords: 2.0**-90, Balls: 2.0**-80}
 """Of its scale, the largest radius in each arithmetic: a double word has room for no more."""
+_ROUGH_SIZE_MARGIN = 2.0**-10
+"""Sizes in float64 are right to 40 bits, except near underflow. A radius that is so much smaller than allowed needs no
+sizes in balls, which take as long as the numbers themselves."""
 _LARGEST_FLOAT64 = np.finfo(np.float64).max
 MIN_RADIUS = 2.0**-1072  # a radius is rounded up to a float64, of which the least is 2^-1074
 
@@ -153,7 +156,7 @@ def _enclose_stages(problem: Computation, stages: Sequence[str]) -> dict[str, En
     whole = len(starts) == 1 or problem.operation in OPERATIONS_SUMMING_QUERIES
     parts = [problem] if whole else [problem.select_rows(rows[start : start + size]) for start in starts]
     return raise_precision_until_enough(
-        lambda arithmetic: _try_by_rows([replace(part, arithmetic=arithmetic) for part in parts], stages),
+        lambda arithmetic: _try_by_rows([part.with_arithmetic(arithmetic) for part in parts], stages),
         f"{problem.operation}: {', '.join(stages)}",
     )
 
@@ -184,16 +187,22 @@ def _try_by_rows(parts: Sequence[Computation], stages: Sequence[str]) -> dict[st
     shared: dict[str, Any] = {}
     for part in parts:
         walk, sums = exact_walk(part, shared), cache(partial(magnitude_walk, part))
+        in_balls = part.arithmetic is Balls
         for stage in stages:
             array: ExactArray = walk.evaluate(stage)
             enclosure, shape, tolerance = make_enclosure(array), array.shape, TOLERANCES[part.arithmetic]
             # A ball beyond float64 has an infinite radius here, and is compared in balls, which have no largest number.
             limit = np.minimum(np.maximum(tolerance * np.abs(enclosure.high), MIN_RADIUS), _LARGEST_FLOAT64)
             small = enclosure.radius <= limit
-            if not (
-                small.all() or (small | array.flag_small_radii(stage_magnitude(sums(), walk, stage), tolerance)).all()
-            ):
-                return None
+            if not small.all():
+                sizes = stage_magnitude(sums(Magnitudes), walk, stage, in_balls=False)
+                if in_balls:
+                    known = np.where(np.isfinite(sizes.parts[0]), sizes.parts[0], 0.0)
+                    small |= enclosure.radius <= _ROUGH_SIZE_MARGIN * tolerance * known
+                if in_balls and not small.all():
+                    sizes = stage_magnitude(sums(Balls), walk, stage, in_balls=True)
+                if not (small.all() or (small | array.flag_small_radii(sizes, tolerance)).all()):
+                    return None
             # Exact arrays have at least two axes; a gradient has the shape of its input.
             if stage.startswith("grad_"):
                 shape = part.input_array(stage.removeprefix("grad_")).shape
@@ -363,9 +372,7 @@ class _BlockSums:
 
     def mean_of_values(self) -> ExactArray:
         """Divide: the mean of the values; 0 in a row without a key."""
-        return self.numerators * (
-            1 / self.exponentials.row_sum.select_where(~self.exponentials.row_sum.flag_zeros(), 1.0)
-        )
+        return self.numerators * (1 / self.exponentials.row_sum.replace_zeros_by_ones())
 
     def logits_and_weights(self, problem: Computation, log_sum_exp: Enclosure) -> dict[str, Real]:
         """Return logits and weights in float64."""

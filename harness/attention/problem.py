@@ -152,6 +152,10 @@ class Computation(Problem):
             },
         )
 
+    def with_arithmetic(self, arithmetic: type[ExactArray]) -> Computation:
+        """Evaluate in another arithmetic."""
+        return self if self.arithmetic is arithmetic else replace(self, arithmetic=arithmetic)
+
     def without_mask(self) -> Computation:
         """Leave out the inputs and options that forbid keys."""
         return self.without_input("mask").with_options(is_causal=False)

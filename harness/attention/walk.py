@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.attention.balls import Float64Array, Magnitudes
-from attncheck.attention.double_words import DoubleWords
+from attncheck.attention.balls import Balls, Float64Array, Magnitudes
 from attncheck.attention.errors import Ball, Operand, Real, logits_from_values
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import FlagContext, Flags
@@ -45,10 +44,11 @@ class Walk:
         """Evaluate a node by the rule, or an input by the leaf rule; results are cached."""
         if name not in self.cached_nodes:
             node = self.graph.get(name)
-            operands = () if node is None else tuple(self.evaluate(operand) for operand in node.operands)
-            self.cached_nodes[name] = (
-                self.evaluate_input(name) if node is None else self.evaluate_node(name, node, operands)
-            )
+            if node is None:
+                self.cached_nodes[name] = self.evaluate_input(name)
+            else:
+                operands = tuple(map(self.evaluate, node.operands))
+                self.cached_nodes[name] = self.evaluate_node(name, node, operands)
         return self.cached_nodes[name]
 
 
@@ -63,30 +63,35 @@ def exact_walk(problem: Computation, known: Mapping[str, Any] | None = None) -> 
     )
 
 
-def magnitude_walk(problem: Computation) -> Walk:
-    """Evaluate the sums of the absolute terms of stages; for double words, only their size."""
-    arithmetic = Magnitudes if problem.arithmetic is DoubleWords else problem.arithmetic
+def magnitude_walk(problem: Computation, arithmetic: type[ExactArray]) -> Walk:
+    """Evaluate the sums of the absolute terms of stages: as balls, or as ``Magnitudes`` only their size."""
     return exact_walk(replace(problem, uses_magnitudes=True, arithmetic=arithmetic))
 
 
-def stage_magnitude(sums: Walk, walk: Walk, name: str) -> ExactArray:
-    """Return the sum of the absolute terms of a stage that a walk evaluated, or its step's ``magnitude``."""
+def stage_magnitude(sums: Walk, walk: Walk, name: str, *, in_balls: bool) -> ExactArray:
+    """Return the sum of the absolute terms of a stage that a walk evaluated, or its step's ``exact_magnitude``.
+
+    Unless ``in_balls``, ``sums`` are in float64, and balls count as the least number in them.
+    """
     for stage, node in walk.graph.items():
         if node.step.exact_magnitude is not None and stage in walk.cached_nodes and stage not in sums.cached_nodes:
             size = node.step.exact_magnitude(walk.cached_nodes[stage])
-            is_double = isinstance(size, DoubleWords)
-            sums.cached_nodes[stage] = Magnitudes((size.high_low_radius()[0],), size.attended) if is_double else size
+            if not in_balls and isinstance(size, Balls):
+                least = [float(ball.abs_lower()) for ball in size.numbers.ravel().tolist()]
+                size = Magnitudes((np.array(least).reshape(size.shape),), size.attended)
+            elif not in_balls:
+                size = Magnitudes((size.high_low_radius()[0],), size.attended)
+            sums.cached_nodes[stage] = size
     total: ExactArray = sums.evaluate(name)
     return total
 
 
 def value_walk(problem: Computation, known: Mapping[str, Any] | None = None) -> Walk:
     """Evaluate in float64; ``problem`` is ``in_float64``."""
-    plain = replace(problem, arithmetic=Float64Array)
     return Walk(
         graph_of(problem),
         problem.input_array,
-        lambda _, node, operands: node.step.value_of(plain, *operands),
+        lambda _, node, operands: node.step.value_of(problem.with_arithmetic(Float64Array), *operands),
         dict(known or {}),
     )
 

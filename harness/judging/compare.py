@@ -280,7 +280,7 @@ def rate_errors(
     uncertainty of the exact value. ``judged`` flags the elements inside the domain. If inputs are continuous and
     unstructured (``supports_statistics``), the tiers ``statistical`` and ``warning`` apply.
     """
-    count = int(judged.sum())
+    count = int(np.count_nonzero(judged))
     if not count:
         return MeasuredErrors(ErrorTier.WITHIN, 0.0, None, 0.0, 0.0, 0)
     # The exact value may be anywhere in its enclosure: the point nearest to the computed value counts.

@@ -154,7 +154,7 @@ def judge_stage(
         reason = truth.no_answer_reason or f"no exact answer is known for a stage of this name: {stage}"
         return StageJudgement(stage, Verdict.UNVERIFIED, unjudged=array.size, message=reason)
     rows, reference = well_formed[stage], truth.stage_reference(stage, rounding_model, well_formed[stage])
-    odd, unjudged = reference.flag_wrong_nonfinite(rows), int(reference.unjudged_elements.sum())
+    odd, unjudged = reference.flag_wrong_nonfinite(rows), int(np.count_nonzero(reference.unjudged_elements))
     if odd.any():
         judgement = _judge_nonfinite(stage, reference.exact, rows, odd)
     else:
@@ -163,7 +163,8 @@ def judge_stage(
     if unjudged and judgement.verdict is Verdict.AGREE:
         why = truth.reason_not_judged(stage, index_of_largest(reference.unjudged_elements))
         judgement = _note_unjudged_elements(judgement, reference.unjudged_elements, why)
-    judgement = replace(judgement, unjudged=unjudged, has_wide_statistics=truth.bounds.has_wide_statistics)
+    if unjudged or truth.bounds.has_wide_statistics:
+        judgement = replace(judgement, unjudged=unjudged, has_wide_statistics=truth.bounds.has_wide_statistics)
     return _convert_to_whole_indices(judgement, truth.judged_problem)
 
 

@@ -111,8 +111,10 @@ def enclosures_from_bytes(data: bytes) -> tuple[dict[str, Enclosure], dict[str, 
             parts[part][stage] = array
         exact = {}
         for stage, high in parts["high"].items():
-            stored = parts["low"][stage], parts["radius"][stage]
-            low, radius = (part if part.dtype == np.float64 else part * unit_in_last_place(high) for part in stored)
+            low, radius = parts["low"][stage], parts["radius"][stage]
+            if np.float32 in (low.dtype, radius.dtype):
+                unit = unit_in_last_place(high)
+                low, radius = (part if part.dtype == np.float64 else part * unit for part in (low, radius))
             exact[stage] = Enclosure(high, low, radius)
     except (KeyError, ValueError) as error:
         raise UnreadableEntry from error
@@ -165,11 +167,14 @@ def _decompress_numbers_by_dtype(
     packed: bytes, lengths: Sequence[tuple[np.dtype[Any], int]]
 ) -> dict[str, NDArray[Any]]:
     """Decompress all numbers of each dtype, one after the other."""
-    data = zlib.decompress(packed)
+    data = zlib.decompress(packed, bufsize=max(1, sum(dtype.itemsize * count for dtype, count in lengths)))
     numbers: dict[str, NDArray[Any]] = {}
     start = 0
     for dtype, count in lengths:
         planes = np.frombuffer(data, np.uint8, count * dtype.itemsize, start).reshape(dtype.itemsize, count)
-        numbers[dtype.str] = np.ascontiguousarray(planes.T).view(dtype).reshape(count)
+        numbers[dtype.str] = np.empty(count, dtype)
+        number_bytes = numbers[dtype.str].view(np.uint8).reshape(count, dtype.itemsize)
+        for place, plane in enumerate(planes):  # twice as fast as a transposed copy
+            number_bytes[:, place] = plane
         start += planes.size
     return numbers

@@ -9,6 +9,7 @@ or a list of lists, has an entry for each element of the batch; the mask is then
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args
 
 from pydantic import (
@@ -24,6 +25,9 @@ from pydantic import (
 )
 
 from attncheck.reading.yaml_reader import FieldPath
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$", max_length=60)]
 PrintedRows = str | list[Any]
@@ -100,6 +104,8 @@ class RoundingFields(StrictModel):
 
 FOLDER_CONTEXT_KEY = "folder"
 """What a validator's context tells of the case file: the folder that it is in."""
+ARRAYS_CONTEXT_KEY = "arrays"
+"""In a validator's context, arrays in memory by the names of files that are not there."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,11 @@ class StoredContents:
     listed_numbers: tuple[float, ...]
     lists_all_numbers: bool
 
+    @cached_property
+    def distinct_numbers(self) -> tuple[float, ...]:
+        """The listed numbers, each once: a mask has two, however long it is."""
+        return tuple(dict.fromkeys(self.listed_numbers))
+
 
 class StoredNumbers(StrictModel):
     """Numbers in a file beside the case file, taken as they are: what a document gives to the last bit."""
@@ -131,10 +142,17 @@ class StoredNumbers(StrictModel):
     )
     _folder: str = PrivateAttr(default="")
     _contents: StoredContents | None = PrivateAttr(default=None)
+    _array: NDArray[Any] | None = PrivateAttr(default=None)
 
     def model_post_init(self, context: Any) -> None:
-        """Remember the folder of the case file."""
+        """Remember the folder of the case file, or the array in memory that takes the place of the file."""
         self._folder = str((context or {}).get(FOLDER_CONTEXT_KEY, ""))
+        self._array = (context or {}).get(ARRAYS_CONTEXT_KEY, {}).get(self.file)
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Leave out an array in memory: a case that another process judges has its inputs beside it."""
+        state = super().__getstate__()
+        return {**state, "__pydantic_private__": {**state["__pydantic_private__"], "_array": None}}
 
     @property
     def folder(self) -> str:
@@ -145,6 +163,11 @@ class StoredNumbers(StrictModel):
     def contents(self) -> StoredContents | None:
         """Return what the file held when the case was read; None before."""
         return self._contents
+
+    @property
+    def array(self) -> NDArray[Any] | None:
+        """The array in memory that takes the place of the file; None if there is a file."""
+        return self._array
 
     def remember_contents(self, contents: StoredContents) -> StoredContents:
         """State what the file holds, and return it: another content is refused from then on."""

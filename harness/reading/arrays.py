@@ -215,8 +215,8 @@ def _literals_with_paths(source: kinds.Array, path: FieldPath) -> Iterator[tuple
                 yield (*path, "printed"), float(number)
         case kinds.AsBias():
             yield from (((*path, "as_bias"), number) for number in (0.0, -math.inf))
-        case StoredArray():  # each once: a mask has two, however long it is
-            numbers = dict.fromkeys(source.contents.listed_numbers if source.contents else ())
+        case StoredArray():
+            numbers = source.contents.distinct_numbers if source.contents else ()
             yield from (((*path, "file"), number) for number in numbers)
         case Alibi():
             yield (*path, "alibi"), -generated.alibi_magnitude_bound(source)

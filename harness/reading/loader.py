@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,13 @@ from attncheck.common.errors import CaseError, Diagnostic
 from attncheck.common.wording import slug
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading import diagnostics, model
-from attncheck.reading.array_kinds import FOLDER_CONTEXT_KEY, PrintedRows, RoundingFields, StoredNumbers
+from attncheck.reading.array_kinds import (
+    ARRAYS_CONTEXT_KEY,
+    FOLDER_CONTEXT_KEY,
+    PrintedRows,
+    RoundingFields,
+    StoredNumbers,
+)
 from attncheck.reading.arrays import NO_CHECKED_ARRAYS, CheckedArrays, check_named_arrays
 from attncheck.reading.case import Case
 from attncheck.reading.case_maker import CaseBudget, CaseLocation, CaseMaker, find_random_settings
@@ -170,15 +177,19 @@ def load_case_file(
         return cases
 
 
-def make_case_from_data(data: Mapping[str, Any], folder: Path, identity: str) -> Case:
+def make_case_from_data(
+    data: Mapping[str, Any], folder: Path, identity: str, arrays: Mapping[str, NDArray[Any]] = MappingProxyType({})
+) -> Case:
     """Return the one case of a file that was never written: ``data`` is what would stand in it, plain lists and texts.
 
-    Arrays in files of their own lie in ``folder``. Raises ``CaseError`` as for a file.
+    Arrays in files of their own lie in ``folder``, or are among ``arrays``, by the names of the files. Raises
+    ``CaseError`` as for a file.
     """
     document = DocumentWithoutFile(data, {})
     prefix, _, case_id = identity.rpartition("/")
     try:
-        file = model.CaseFile.model_validate(data, context={FOLDER_CONTEXT_KEY: str(folder)})
+        context = {FOLDER_CONTEXT_KEY: str(folder), ARRAYS_CONTEXT_KEY: arrays}
+        file = model.CaseFile.model_validate(data, context=context)
         reader = _CaseReader(file, document, identity, prefix, frozenset(), _make_shared_array_checker(file))
         [entry] = file.cases
         return reader.read_case(entry.model_copy(update={"id": case_id}), ("cases", 0))

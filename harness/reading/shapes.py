@@ -102,11 +102,12 @@ def find_axis_lengths(
         if name not in shapes or spec.is_broadcastable:
             continue
         for letter, length in zip(spec.axes, shapes[name], strict=True):
-            shape, axis = f"shape {format_shape(shapes[name])}", f"axis {letter} of ({', '.join(spec.axes)})"
-            if length == 0 and letter not in _AXES_OF_ANY_LENGTH:
-                raise ShapeFault(name, f"{shape}: {axis} is 0; only the batch and lengths may be")
+            is_empty = length == 0 and letter not in _AXES_OF_ANY_LENGTH
             known = lengths.setdefault(letter, length)
-            if known != length:
+            if is_empty or known != length:
+                shape, axis = f"shape {format_shape(shapes[name])}", f"axis {letter} of ({', '.join(spec.axes)})"
+                if is_empty:
+                    raise ShapeFault(name, f"{shape}: {axis} is 0; only the batch and lengths may be")
                 raise ShapeFault(name, f"{shape}: expected {axis} to be {known} as in {found_in[letter]}, got {length}")
             found_in.setdefault(letter, name)
     _add_head_widths(lengths, found_in)

@@ -68,7 +68,7 @@ def read_stored_array(source: StoredNumbers) -> NDArray[np.float64]:
     Raises ``StoredArrayFault``, also if the file has changed since its case was read.
     """
     array = _read_float64(source)
-    if source.contents is not None and source.contents.digest != digest_of(array):
+    if source.array is None and source.contents is not None and source.contents.digest != digest_of(array):
         raise StoredArrayFault("file", f"{source.file} has changed since its case was read; run the command again")
     return array
 
@@ -76,15 +76,19 @@ def read_stored_array(source: StoredNumbers) -> NDArray[np.float64]:
 def _summarize(array: NDArray[np.float64]) -> StoredContents:
     if array.size <= MAX_COUNTS and (array == np.floor(array)).all() and np.isfinite(array).all():
         return StoredContents(digest_of(array), array.shape, tuple(map(float, array.ravel())), True)
-    finite = array[np.isfinite(array)]
+    is_finite = np.isfinite(array)
+    finite = array if is_finite.all() else array[is_finite]
     extremes = [float(finite.min()), float(finite.max())] if finite.size else []
     extremes += [float(fraction) for fraction in finite[finite != np.floor(finite)][:1]]
-    extremes += [number for number in (math.inf, -math.inf) if (array == number).any()]
-    extremes += [math.nan] if np.isnan(array).any() else []
+    if finite is not array:
+        extremes += [number for number in (math.inf, -math.inf) if (array == number).any()]
+        extremes += [math.nan] if np.isnan(array).any() else []
     return StoredContents(digest_of(array), array.shape, tuple(extremes), False)
 
 
 def _read_float64(source: StoredNumbers) -> NDArray[np.float64]:
+    if source.array is not None:
+        return _as_float64(source.array)
     data = _read_bytes(source)
     reader = _PARSERS[Path(source.file).suffix.lower()]
     try:

@@ -111,7 +111,7 @@ def case_file_content(problem: Problem, inputs: Mapping[str, Any], name: str, fo
 
 def case_of_problem(
     problem: Problem,
-    folder: Path,
+    folder: Path | None,
     case_id: str,
     max_listed: int = MAX_LISTED_ELEMENTS,
     title: str = "A drawn problem",
@@ -119,9 +119,9 @@ def case_of_problem(
     """Return the case that the harness judges. Raises ``CaseError`` if the problem is no case.
 
     Arrays of more than ``max_listed`` numbers are written to ``folder``, and have to stay there as long as the case is
-    used.
+    used. Without a folder they stay in memory: then only this process can make the inputs of the case.
     """
-    inputs = {}
+    inputs, arrays = {}, {}
     for name, array in problem.inputs.items():
         if not array.size:
             inputs[name] = {"constant": 0, "shape": list(array.shape)}
@@ -129,9 +129,12 @@ def case_of_problem(
             inputs[name] = {"values": array.tolist()}
         else:
             file = f"{case_id.rpartition('/')[2]}-{name}.npy"
-            np.save(folder / file, array)
+            if folder is None:
+                arrays[file] = array
+            else:
+                np.save(folder / file, array)
             inputs[name] = {"file": file}
-    return make_case_from_data(case_file_content(problem, inputs, title, "drawn"), folder, case_id)
+    return make_case_from_data(case_file_content(problem, inputs, title, "drawn"), folder or Path(), case_id, arrays)
 
 
 _SIZE_CLASS_LIMITS = (0, 1, 8, 15, 16, 63, 64, 127, 128)
@@ -245,8 +248,9 @@ class FeatureCounts:
             >>> counts.novelty(problem) / before
             0.25
         """
-        of_kind = _NEW_OPERATION_WEIGHT / (1 + self.counts[operation_and_score(problem)]) ** 2
-        return of_kind + sum(1 / (1 + self.counts[key]) ** 2 for key in _feature_and_pair_keys(problem))
+        count_of = self.counts.get  # a Counter calls a Python function for a missing key
+        of_kind = _NEW_OPERATION_WEIGHT / (1 + count_of(operation_and_score(problem), 0)) ** 2
+        return of_kind + sum([1 / (1 + count_of(key, 0)) ** 2 for key in _feature_and_pair_keys(problem)])
 
     def count_features(self, problem: Problem) -> None:
         """Count the features of a problem that is run."""

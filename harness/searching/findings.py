@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import tempfile
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
@@ -99,13 +98,12 @@ class ProblemSubject:
     implementation: Implementation
     engine: Engine
     run_count: int = 0
-    _folder: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
     _try_numbers: count[int] = field(default_factory=count)
 
     def as_question(self, problem: Problem, name: str) -> Question:
         """Return a problem as a question. Raises ``CaseError`` if it is no valid case."""
         identity = drawn_case_id(problem, name)
-        return Question(case_of_problem(problem, Path(self._folder.name), identity), problem.dtype)
+        return Question(case_of_problem(problem, None, identity, max_listed=0), problem.dtype)
 
     def missing_features(self, problem: Problem) -> tuple[str, ...]:
         """Return the features that the implementation lacks for a problem, as far as its parameters show."""
@@ -116,17 +114,13 @@ class ProblemSubject:
         """Run and judge a problem. Raises ``CaseError`` if it is no valid case."""
         question = self.as_question(problem, name)
         self.run_count += 1
-        try:
-            return self.engine.ask(self.implementation, question)
-        finally:
-            self._delete_arrays(question.case)
+        return self.engine.ask(self.implementation, question)
 
     def start_in_background(self, problem: Problem, name: str) -> Future[Answer]:
         """Run a problem, and judge it while the next ones run. Raises ``CaseError`` if it is no valid case."""
         question = self.as_question(problem, name)
         answered = self.engine.ask_in_background(self.implementation, question)
         self.run_count += 1
-        answered.add_done_callback(lambda _: self._delete_arrays(question.case))
         return answered
 
     def run_for_symptom(self, problem: Problem) -> Symptom | None:
@@ -139,15 +133,7 @@ class ProblemSubject:
     def run_in_new_process(self, problem: Problem) -> Answer:
         """Run and judge a problem in a new process. Raises ``CaseError`` if it is no valid case."""
         question = self.as_question(problem, f"try-{next(self._try_numbers)}")
-        try:
-            return self.engine.run_in_new_process(self.implementation, question)
-        finally:
-            self._delete_arrays(question.case)
-
-    def _delete_arrays(self, case: Case) -> None:
-        """Remove the arrays of a judged case: there may be many thousands."""
-        for path in Path(self._folder.name).glob(f"{case.id.rpartition('/')[2]}-*.npy"):
-            path.unlink()
+        return self.engine.run_in_new_process(self.implementation, question)
 
     def stop_workers(self) -> None:
         """Kill the workers that run a problem."""
@@ -156,7 +142,6 @@ class ProblemSubject:
     def close(self) -> None:
         """End the workers."""
         self.engine.close()
-        self._folder.cleanup()
 
 
 _FORMAT_VERSION = 1

@@ -348,10 +348,13 @@ class ProblemSource:
     feature_counts: FeatureCounts = field(default_factory=FeatureCounts)
     is_probably_known: Callable[[Problem], bool] = lambda problem: False
     missing_features: Callable[[Problem], Collection[str]] = lambda problem: ()
+    _random: Random = field(default_factory=lambda: np.random.RandomState(0), init=False)
+    """Seeded for each problem: a new generator would first read random numbers of the system."""
 
     def draw_problem(self, number: int) -> Problem:
         """Return the problem of a number, and count its features as drawn."""
-        random = np.random.RandomState([self.settings.seed, number])
+        random = self._random
+        random.seed([self.settings.seed, number])
         while True:
             novelty_of = lambda outlined: (  # noqa: E731
                 self.feature_counts.novelty(outlined)
