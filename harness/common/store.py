@@ -124,6 +124,8 @@ def _installed_version(distribution: str) -> str | None:
 CACHE_VARIABLE = "ATTNCHECK_CACHE"
 """Names another folder than the user's cache folder."""
 STORE_FOLDER = "store"
+_TRIMMED_FILE = ".trimmed"
+"""The file whose time of modification is that of the last ``trim``."""
 DEFAULT_STORE_BYTES = int(0.13 * 2**30)
 """Bytes that a store may take, on disk."""
 
@@ -259,10 +261,20 @@ class Store:
         else:
             self.event_counts["kept"] += 1
 
-    def trim(self) -> None:
-        """Remove the entries that were not used for the longest time until the rest fits; if any was added at all."""
+    def trim(self, least_pause: float = 0.0) -> None:
+        """Remove the entries that were not used for the longest time until the rest fits; if any was added at all.
+
+        Nothing is done if the last time was less than ``least_pause`` seconds ago: to list thousands of entries takes as
+        long as to judge hundreds.
+        """
         if self.folder is None or not self.event_counts["kept"]:
             return
+        marker = self.folder / _TRIMMED_FILE
+        with suppress(OSError):
+            if least_pause and 0 <= time() - marker.stat().st_mtime < least_pause:
+                return
+        with suppress(OSError):
+            marker.touch()
         entries = sorted(_list_entries(self.folder), reverse=True)
         taken = 0
         for _, size, path in entries:

@@ -137,6 +137,18 @@ def test_what_was_not_used_for_the_longest_time_goes_first(tmp_path: Path) -> No
     assert (NO_STORE.get(KEY), NO_STORE.summary) == (None, "not used")
 
 
+def test_a_store_that_was_trimmed_a_moment_ago_is_not_listed_again(tmp_path: Path) -> None:
+    store = Store(tmp_path, max_bytes=8 * 4096)
+    store.put(KEY, b"truth")
+    store.trim(least_pause=60.0)
+    store.max_bytes = 0
+    store.trim(least_pause=60.0)
+    assert store.get(KEY) == b"truth"
+    os.utime(tmp_path / ".trimmed", (0, 0))
+    store.trim(least_pause=60.0)
+    assert store.get(KEY) is None
+
+
 def test_the_users_store_is_theirs_alone_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     store = user_store()
