@@ -264,8 +264,8 @@ class Store:
     def trim(self, least_pause: float = 0.0) -> None:
         """Remove the entries that were not used for the longest time until the rest fits; if any was added at all.
 
-        Nothing is done if the last time was less than ``least_pause`` seconds ago: to list thousands of entries takes as
-        long as to judge hundreds.
+        Nothing is done if the last time was less than ``least_pause`` seconds ago: to list thousands of entries takes
+        as long as to judge hundreds.
         """
         if self.folder is None or not self.event_counts["kept"]:
             return

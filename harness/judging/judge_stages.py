@@ -16,13 +16,12 @@ import numpy as np
 
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.flags import Flags
-from attncheck.attention.sampling import count_queries, index_in_whole_stage, select_stage_rows
+from attncheck.attention.sampling import RowIndices, count_queries, index_in_whole_stage, select_stage_rows
 from attncheck.common.wording import format_ratio
 from attncheck.judging.compare import ErrorTier, Index, MeasuredErrors, index_of_largest, rate_errors
 from attncheck.judging.exact_stages import Array, Stages
 from attncheck.judging.stage_bounds import StageReference
 from attncheck.judging.truth import Truth
-from attncheck.judging.undefined import JudgedProblem
 from attncheck.reading.shapes import format_shape
 from attncheck.spec import NORMALIZATIONS, ROTATIONS, STAGE_SPECS, Shape, query_axis, stage_position, wide_dtype
 from attncheck.spec.verdicts import Verdict
@@ -159,13 +158,15 @@ def judge_stage(
         judgement = _judge_nonfinite(stage, reference.exact, rows, odd)
     else:
         step = truth.step_reference(stage, well_formed, rounding_model) if judge_step else None
-        judgement = _judge_finite(stage, rows, reference, step, is_whole=truth.judged_problem.judged_rows is None)
+        judgement = judge_finite(stage, rows, reference, step, is_whole=truth.judged_problem.judged_rows is None)
     if unjudged and judgement.verdict is Verdict.AGREE:
         why = truth.reason_not_judged(stage, index_of_largest(reference.unjudged_elements))
         judgement = _note_unjudged_elements(judgement, reference.unjudged_elements, why)
     if unjudged or truth.bounds.has_wide_statistics:
         judgement = replace(judgement, unjudged=unjudged, has_wide_statistics=truth.bounds.has_wide_statistics)
-    return _convert_to_whole_indices(judgement, truth.judged_problem)
+    judged = truth.judged_problem
+    queries = count_queries(judged.problem_without_layout.inputs)
+    return convert_to_whole_indices(judgement, judged.judged_rows, queries)
 
 
 def _note_unjudged_elements(judgement: StageJudgement, unjudged: Flags, why: str) -> StageJudgement:
@@ -188,9 +189,9 @@ def stage_agrees(reference: StageReference, array: Array) -> bool:
     return not reference.flag_wrong_nonfinite(array).any() and not _measure_stage(reference, array).tier.is_failure
 
 
-def _convert_to_whole_indices(judgement: StageJudgement, judged: JudgedProblem) -> StageJudgement:
-    """Convert indices in the judged rows to indices in the whole stage, and count the judged rows."""
-    stage, rows = judgement.stage, judged.judged_rows
+def convert_to_whole_indices(judgement: StageJudgement, rows: RowIndices | None, queries: int) -> StageJudgement:
+    """Convert indices in the judged ``rows``, of so many ``queries``, to those in the whole stage; count the rows."""
+    stage = judgement.stage
     if rows is None or query_axis(stage) is None:
         return judgement
 
@@ -203,7 +204,7 @@ def _convert_to_whole_indices(judgement: StageJudgement, judged: JudgedProblem) 
         introduced=moved(judgement.introduced),
         index=index_in_whole_stage(stage, judgement.index, rows),
         judged_rows=len(rows),
-        query_rows=count_queries(judged.problem_without_layout.inputs),
+        query_rows=queries,
     )
 
 
@@ -223,7 +224,7 @@ def _measure_stage(reference: StageReference, array: Array) -> MeasuredErrors:
     return rate_errors(*errors, reference.measured_elements, supports_statistics=has_statistics)
 
 
-def _judge_finite(
+def judge_finite(
     stage: str, array: Array, reference: StageReference, step: StageReference | None, *, is_whole: bool
 ) -> StageJudgement:
     """Judge a stage by its errors, with the worst element of the failing comparison; a failing step goes first."""

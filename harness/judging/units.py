@@ -23,6 +23,8 @@ from attncheck.spec.verdicts import WRONG_NUMBER_VERDICTS
 
 if TYPE_CHECKING:
     from attncheck.judging.judge import Diagnoser
+    from attncheck.judging.judge_stages import StageJudgement
+    from attncheck.judging.single_stage import ReturnedStage
     from attncheck.judging.truth import Truth
 
 Evaluation: TypeAlias = tuple[str, str, str]
@@ -82,6 +84,10 @@ class Judge:
         """
         question = self._make_evaluated_unit(case, dtype, inputs, collected)
         rows, truth = question.load_rows(self.store) if stored_unit is None else stored_unit.rows, None
+        single = None if rows is not None or self.store.folder is None else question.single_stage
+        if single is not None and (judgement := single.judge_by_store(self.store)) is not None:
+            rows = question.rows_of_right_stage(judgement)
+            question.store_rows(self.store, rows)
         if rows is None:
             from attncheck.judging.judge import judge_case
 
@@ -94,6 +100,8 @@ class Judge:
             )
             rows, truth = judged.rows, judged.truth
             question.store_rows(self.store, rows)
+            if single is not None and not has_failure(rows):
+                single.store_truth(self.store, truth)
         arrays = question.arrays_to_store(truth, self) if self._should_keep_arrays(case, rows) else ()
         return UnitResult(
             _add_durations(rows, question.outcomes), tuple(arrays), _undiagnosed_outcomes(rows, question.outcomes)
@@ -203,6 +211,31 @@ class _EvaluatedUnit:
         """Put the rows into the store."""
         if store.folder is not None:
             store.put(self._key, rows_to_bytes(rows))
+
+    @cached_property
+    def single_stage(self) -> ReturnedStage | None:
+        """The returned stage, if nothing else is judged and only its numbers decide; else None."""
+        if len(self.outcomes) != 1:
+            return None
+        case, [(name, outcome)] = self.case, self.outcomes.items()
+        if not isinstance(outcome, Computed) or len(outcome.stages) != 1 or outcome.faults:
+            return None
+        [(stage, array)] = outcome.stages.items()
+        if self.conventions or case.expected or case.stage_shapes.get(stage) != array.shape:
+            return None
+        from attncheck.judging.single_stage import ReturnedStage
+
+        return ReturnedStage(case, self.dtype, self.inputs, stage, array, self.rounding_models[name])
+
+    def rows_of_right_stage(self, judgement: StageJudgement) -> tuple[Row, ...]:
+        """Return the row of the single stage, which is right."""
+        from attncheck.judging.judge import make_stage_rows
+        from attncheck.judging.judge_implementation import JudgedStages
+
+        [(name, outcome)] = self.outcomes.items()
+        assert isinstance(outcome, Computed)
+        blank = replace(make_blank_row(self.case, self.dtype), implementation=name)
+        return tuple(make_stage_rows(blank, JudgedStages((judgement,), ""), outcome, self.case, ""))
 
     def arrays_to_store(self, truth: Truth | None, judge: Judge) -> Iterator[StoredArray]:
         """Return the stages of the implementations, exact values and bounds, which reports draw and compare."""
