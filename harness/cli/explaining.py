@@ -89,8 +89,9 @@ def _write_case_page(cases: tuple[str, ...], implementations: tuple[str, ...], *
     from attncheck.results.format import REPORT_FOLDER
 
     asked = RunOptions(cases=cases, implementations=implementations, output=_EXPLAINED_FOLDER, quiet=True, **options)
-    run_request(RunRequest(asked))
-    write_page(asked)
+    request = RunRequest(asked)
+    run_request(request)
+    write_page(request)
     return _EXPLAINED_FOLDER / REPORT_FOLDER / "report.html"
 
 

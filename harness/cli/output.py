@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import typer
 
+from attncheck.cli.parameters import SUMMARY_VARIABLE
 from attncheck.common.errors import AttncheckError, ExitCode, OutputError
 from attncheck.common.wording import escape_to_one_line
 from attncheck.results import DEFAULT_RESULTS
 
 if TYPE_CHECKING:
     from attncheck.cli.parameters import OutputFormats
-    from attncheck.execution.call import Limits
+    from attncheck.execution.call import Limits, WorkerProcess
     from attncheck.execution.implementations import Implementation
     from attncheck.reading.case import Case
     from attncheck.reading.selection import CaseSelection
@@ -171,6 +174,44 @@ def write_frames(frames: Frames, directory: Path) -> Path:
     return write_report(frames, directory)
 
 
+Value = TypeVar("Value")
+
+
+class ReportProcess:
+    """A process that makes the report of a run: it imports pandas while the run computes.
+
+    It calls the functions of ``reports.remote``, and stays for the next run of ``--watch``.
+    """
+
+    def __init__(self) -> None:
+        self._starting: Future[WorkerProcess] | None = None
+
+    def start(self) -> None:
+        """Start the process, unless it has been started, without waiting for it."""
+        from attncheck.execution.call import start_single_threaded
+        from attncheck.reports.remote import MODULES
+
+        if self._starting is None:
+            threads = ThreadPoolExecutor(1, thread_name_prefix="attncheck report")
+            self._starting = threads.submit(start_single_threaded, *MODULES)
+            threads.shutdown(wait=False)
+
+    def call(self, function: Callable[..., Value], *arguments: object) -> Value | None:
+        """Return what a function returns there; None if that fails, so that the caller calls it here.
+
+        Whatever is wrong then shows as without a process.
+        """
+        from attncheck.execution.call import RemoteError, WorkerDied
+
+        if self._starting is None:
+            return None
+        try:
+            return self._starting.result().call(function, *arguments, seconds=math.inf)
+        except (WorkerDied, RemoteError):
+            self._starting = None
+            return None
+
+
 @dataclass(frozen=True)
 class ReportLocation:
     """The folder of results, and the report's file to open first; None where no report is written."""
@@ -202,23 +243,26 @@ def write_and_show(
     from attncheck.reports.outcome import outcome_document
     from attncheck.reports.short_form import summary_lines
     from attncheck.reports.terminal import print_lines
-    from attncheck.settings.commands import shell_command
 
     if not as_json:
         print_lines(summary_lines(frames, quiet=quiet, announced=announced))
     place = ReportLocation(results, None if folder is None else write_frames(frames, folder))
     if as_json:
         print_document(outcome_document(frames, code, command=as_json, report=place.report, results=results))
-    elif not quiet and place.report is not None:
-        typer.echo(f"Report: {place.report.with_suffix('.html')}")
     elif not quiet:
-        typer.echo(f"Results: {results}")
-        typer.echo(f"Report: not written; {shell_command(['attncheck', 'report', str(results)])} writes it")
+        show_place(place)
     return place
 
 
-SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
-"""Names the file that GitHub shows on a job's page."""
+def show_place(place: ReportLocation) -> None:
+    """Print where the report is, or how to write it."""
+    from attncheck.settings.commands import shell_command
+
+    if place.report is not None:
+        typer.echo(f"Report: {place.report.with_suffix('.html')}")
+        return
+    typer.echo(f"Results: {place.results}")
+    typer.echo(f"Report: not written; {shell_command(['attncheck', 'report', str(place.results)])} writes it")
 
 
 def open_page(page: Path) -> None:
@@ -233,8 +277,7 @@ def write_ci_outputs(frames: Frames, place: ReportLocation, outlets: OutputForma
     """Write what the options, or the CI system by its environment, ask for, and open the report where that is asked."""
     if outlets.open and place.report is not None:
         open_page(place.report.with_suffix(".html"))
-    asked = (outlets.annotations, outlets.junit_xml, outlets.sarif, outlets.badge, outlets.ci_summary)
-    if not (any(asked) or os.environ.get(SUMMARY_VARIABLE)):
+    if not outlets.are_asked:
         return
     from attncheck.reports.ci import annotation_lines, append_summary, render_ci_summary
     from attncheck.reports.write import write_badge, write_junit, write_sarif

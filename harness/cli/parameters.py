@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, is_dataclass
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ForwardRef
+from typing import TYPE_CHECKING, Annotated, Any, ForwardRef
 
 import typer
 
@@ -19,6 +19,9 @@ from attncheck.common.errors import UsageError
 from attncheck.common.processors import INSTRUCTION_SETS, emulated_isa, limit_to_isa
 from attncheck.common.progress import ActivityTimes
 from attncheck.settings.options import Option, RunOptions, find_options
+
+if TYPE_CHECKING:
+    from attncheck.cli.output import ReportProcess
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -226,6 +229,10 @@ OpenPage = Annotated[bool, typer.Option("--open", help="Open the report in a bro
 _BADGE_SUFFIXES = (".svg", ".json")
 
 
+SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
+"""Names the file that GitHub shows on a job's page."""
+
+
 @dataclass(frozen=True)
 class OutputFormats:
     """The places that the outcome goes to besides the terminal and the report's folder."""
@@ -236,6 +243,12 @@ class OutputFormats:
     sarif: Sarif = None
     badge: Badges = None
     open: OpenPage = False
+
+    @property
+    def are_asked(self) -> bool:
+        """Return whether the outcome goes anywhere else, by an option or by the CI system's environment."""
+        asked = (self.annotations, self.junit_xml, self.sarif, self.badge, self.ci_summary, self.open)
+        return any(asked) or bool(os.environ.get(SUMMARY_VARIABLE))
 
     def __post_init__(self) -> None:
         for path in self.badge or ():  # before anything takes time
@@ -251,3 +264,5 @@ class RunRequest:
     is_announced: bool = False
     """True if hints on what runs were printed already."""
     times: ActivityTimes = field(default_factory=ActivityTimes)
+    report_process: ReportProcess | None = None
+    """The process that makes the report; None if this one does."""

@@ -18,8 +18,11 @@ import typer
 
 from attncheck.cli.app import app, examples_epilog
 from attncheck.cli.output import (
+    ReportLocation,
+    ReportProcess,
     print_case_faults,
     read_frames_of_runs,
+    show_place,
     write_and_show,
     write_ci_outputs,
     write_frames,
@@ -30,6 +33,8 @@ from attncheck.common.processors import available_processors
 from attncheck.settings.options import RunOptions
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from attncheck.common.progress import ProgressWatcher
     from attncheck.execution.describing import DescribedWorkers, DescriptionRequest
     from attncheck.execution.implementations import ImplementationSelection
@@ -74,7 +79,7 @@ def preload_in_background(request: RunRequest, described: DescribedWorkers) -> N
     for description in requests:
         check_function_exists(description.target)
     described.start_loading(*requests)
-    if requests and not (any(options.case_selection.values()) or options.failed):
+    if _has_time_for_processes(options):
         _start_judging(options)
     if len(options.implementations) > 1:
         from attncheck.execution.implementation_selection import separate_user_functions, with_distinct_names
@@ -84,7 +89,8 @@ def preload_in_background(request: RunRequest, described: DescribedWorkers) -> N
     from attncheck.settings.config import check_user_cases
 
     check_user_cases(options, options.store)
-    needed = [*_NEEDED_MODULES, *(_modules_to_show(report=options.report) if requests else ())]
+    shows_here = requests and request.report_process is None
+    needed = [*_NEEDED_MODULES, *(_modules_to_show(report=options.report) if shows_here else ())]
     while needed and not described.has_failed:  # which is said where they are looked at
         _import_modules([needed.pop(0)])
 
@@ -137,8 +143,10 @@ def _run_with_workers(
     narrowed = _select_cases(request, chosen, selection)
     settings = Settings.of(options, chosen, selection.tags, narrowed.failed_units, store)
     settings = replace(settings, command=["attncheck", *_without_cluster(sys.argv[1:])], times=request.times)
-    # while the first worker imports its framework
-    Thread(target=_import_modules, args=[_modules_to_show(report=options.report)]).start()
+    if request.report_process is not None:
+        request.report_process.start()
+    else:  # while the first worker imports its framework
+        Thread(target=_import_modules, args=[_modules_to_show(report=options.report)]).start()
     try:
         with show_progress(visible=not options.quiet) as progress:
             summary = run_cases(
@@ -284,6 +292,8 @@ def check(
 ) -> None:
     """Run cases, judge them and write a report."""
     request = RunRequest(options)
+    if _has_time_for_processes(options) and not (as_json or outlets.are_asked):
+        request = replace(request, report_process=ReportProcess())
     if outlets.open and not options.report:
         raise UsageError("--open opens the report, and --no-report writes none: give only one of them")
     if watch:
@@ -295,7 +305,7 @@ def check(
 
         show = partial(_report_and_show, request)
         outcome = watch_files(
-            request, run_request, show, lambda _: write_page(options), partial(_prepare_next_run, options)
+            request, run_request, show, lambda _: write_page(request), partial(_prepare_next_run, options)
         )
         raise typer.Exit(outcome)
     summary = run_request(request)
@@ -303,12 +313,24 @@ def check(
     raise typer.Exit(summary.exit_code)
 
 
-def write_page(options: RunOptions) -> None:
+def write_page(request: RunRequest) -> None:
     """Write the report, if one is wanted."""
+    from attncheck.reports.remote import summarise_results
     from attncheck.results.format import REPORT_FOLDER
 
-    if options.report:
-        write_frames(read_frames_of_runs([options.output]), options.output / REPORT_FOLDER)
+    options = request.options
+    if not options.report:
+        return
+    folder, process = options.output / REPORT_FOLDER, request.report_process
+    if process is None or process.call(summarise_results, options.output) is None or not _write_apart(process, folder):
+        write_frames(read_frames_of_runs([options.output]), folder)
+
+
+def _write_apart(process: ReportProcess, folder: Path) -> Path | None:
+    """Write the report of the results that a process has summarised there; None if it cannot."""
+    from attncheck.reports.remote import write_summarised_report
+
+    return process.call(write_summarised_report, folder)
 
 
 def _report_and_show(
@@ -317,14 +339,40 @@ def _report_and_show(
     """Show the answer, and write the report, if one is wanted: people read the answer while the report is written."""
     from attncheck.results.format import REPORT_FOLDER
 
-    options, name = request.options, "check" if as_json else ""
+    options, name, code = request.options, "check" if as_json else "", summary.exit_code
+    folder, quiet = options.output / REPORT_FOLDER if options.report else None, options.quiet
     with request.times.measure("report"):
-        frames = read_frames_of_runs([options.output])
-        folder = options.output / REPORT_FOLDER if options.report else None
-        quiet, announced = options.quiet, frames.announced
-        code = summary.exit_code
-        place = write_and_show(frames, options.output, folder, code, as_json=name, quiet=quiet, announced=announced)
+        if request.report_process is None or not _report_apart(request.report_process, options, folder):
+            frames = read_frames_of_runs([options.output])
+            announced = frames.announced
+            place = write_and_show(frames, options.output, folder, code, as_json=name, quiet=quiet, announced=announced)
+            if outlets is not None:
+                write_ci_outputs(frames, place, outlets, as_json=as_json)
     if options.verbose:
         typer.echo(f"attncheck: time, of processes side by side added up: {request.times}", err=True)
-    if outlets is not None:
-        write_ci_outputs(frames, place, outlets, as_json=as_json)
+
+
+def _report_apart(process: ReportProcess, options: RunOptions, folder: Path | None) -> bool:
+    """Show the answer, and write the report, as another process makes them; return whether it did."""
+    from attncheck.reports.remote import summarise_results
+    from attncheck.reports.terminal import print_lines
+
+    lines = process.call(summarise_results, options.output, options.quiet)
+    if lines is None:
+        return False
+    print_lines(lines)
+    written = None if folder is None else _write_apart(process, folder)
+    if folder is not None and written is None:  # show why
+        written = write_frames(read_frames_of_runs([options.output]), folder)
+    if not options.quiet:
+        show_place(ReportLocation(options.output, written))
+    return True
+
+
+def _has_time_for_processes(options: RunOptions) -> bool:
+    """Return whether a user's function runs on so many cases that other processes may judge, and make the report."""
+    from attncheck.execution.user_code import is_user_target
+
+    is_of_user = any(map(is_user_target, options.implementations))
+    is_long = not (any(options.case_selection.values()) or options.failed)
+    return is_of_user and is_long and options.cluster is None and available_processors() > 1

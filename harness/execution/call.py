@@ -537,7 +537,7 @@ def start_workers_ahead(count: int, *modules: str) -> None:
     """Start processes until so many, which have imported the modules, wait to be taken by ``WorkerProcesses``."""
     if (missing := count - len(_prestarted_workers)) > 0:
         threads = ThreadPoolExecutor(missing, thread_name_prefix="attncheck starts")
-        _prestarted_workers.extend(threads.submit(_start_single_threaded, *modules) for _ in range(missing))
+        _prestarted_workers.extend(threads.submit(start_single_threaded, *modules) for _ in range(missing))
         threads.shutdown(wait=False)
 
 
@@ -546,11 +546,12 @@ def _take_or_start_worker() -> WorkerProcess:
     try:
         ahead = _prestarted_workers.popleft()
     except IndexError:  # another thread may have taken the last one
-        return _start_single_threaded()
+        return start_single_threaded()
     return ahead.result()
 
 
-def _start_single_threaded(*modules: str) -> WorkerProcess:
+def start_single_threaded(*modules: str) -> WorkerProcess:
+    """Start a process in which NumPy has one thread, and which has imported some modules."""
     from attncheck.execution.worker import limit_threads  # loads modules that only computing processes need
 
     worker = WorkerProcess()

@@ -1,0 +1,44 @@
+"""A report that another process makes: what is called there, one after the other.
+
+The modules of reports import pandas, which takes as long as to judge a hundred small cases. So whoever calls these
+functions in another process does not import them: they are imported when a function is called, or before.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from attncheck.reports.frames import Frames
+    from attncheck.reports.terminal import Line
+
+MODULES = (
+    "attncheck.results.reader",
+    "attncheck.reports.merge",
+    "attncheck.reports.short_form",
+    "attncheck.reports.write",
+)
+"""The modules that the functions import."""
+
+_frames: Frames | None = None
+
+
+def summarise_results(results: Path, quiet: bool = True) -> list[Line]:
+    """Read a results directory, and return the lines of the answer; the frames stay here for the report."""
+    from attncheck.reports.frames import make_frames
+    from attncheck.reports.merge import merge_runs
+    from attncheck.reports.short_form import summary_lines
+    from attncheck.results.reader import read_runs
+
+    global _frames
+    _frames = make_frames(merge_runs(read_runs([results])))
+    return list(summary_lines(_frames, quiet=quiet, announced=_frames.announced))
+
+
+def write_summarised_report(folder: Path) -> Path:
+    """Write the report of the results that were summarised; return the file to open first."""
+    from attncheck.reports.write import write_report
+
+    assert _frames is not None, "no results were summarised"
+    return write_report(_frames, folder)

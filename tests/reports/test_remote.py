@@ -1,0 +1,31 @@
+"""Another process makes the answer and the report that this one would make."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from attncheck.cli.output import ReportProcess
+from attncheck.reports.frames import Frames
+from attncheck.reports.remote import summarise_results, write_summarised_report
+from attncheck.reports.short_form import summary_lines
+
+
+def test_another_process_gives_the_same_answer_and_the_same_files_until_it_ends(
+    document_run: Path, document_frames: Frames, document_report: Path, tmp_path: Path
+) -> None:
+    process = ReportProcess()
+    assert process.call(os.getpid) is None, "it has not been started"
+    process.start()
+    lines = process.call(summarise_results, document_run, False)
+    expected = summary_lines(document_frames, quiet=False, announced=document_frames.announced)
+    assert lines is not None
+    assert [str(line) for line in lines] == [str(line) for line in expected]
+    written = process.call(write_summarised_report, tmp_path / "report")
+    assert written == tmp_path / "report" / "report.md"
+    here, there = (
+        {path.name: path.read_bytes() for path in folder.iterdir()} for folder in (document_report, written.parent)
+    )
+    assert here == there
+    assert process.call(os._exit, 1) is None
+    assert process.call(os.getpid) is None, "it has ended, so the caller makes the report"
