@@ -25,6 +25,13 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
     return importlib.import_module
 
 
+@pytest.fixture
+def load_gate(monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Import a module of ``benchmarks/gate_kernels``."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "gate_kernels"))
+    return importlib.import_module
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="faults are injected as Linux has them")
 def test_a_small_campaign_finds_all_as_planned_and_says_so_where_it_is_not(
     load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -158,3 +165,28 @@ def test_a_kernel_that_keeps_a_scale_is_red_beside_its_neighbours(
     monkeypatch.setattr(combined, "KERNELS", {})
     assert combined.main(["attention/*", "probes/scale_and_bias/*", "softcap/*"]) == 0
     assert "1 faults: 1 are red" in capsys.readouterr().out
+
+
+# Kernels that misbehave although their numbers are right.
+
+
+def test_the_catalogue_lists_each_gate_kernel_once_with_a_known_behaviour(load_gate: Load) -> None:
+    catalogue = load_gate("catalogue")
+    kernels = [*catalogue.MISBEHAVING, *catalogue.RIGHT_KERNELS, *catalogue.FOR_BAD_INPUTS]
+    assert len(kernels) == len(set(kernels)) == 60 + 60 + 4
+    assert {kernel.behaviour for kernel in kernels} == {catalogue.RIGHT, *catalogue.BEHAVIOURS}
+    for kernel in kernels:
+        text = (catalogue.FOLDER / kernel.file).read_text(encoding="utf-8")
+        assert kernel.framework == "program" or f"\ndef {kernel.name}(" in text, kernel.target
+
+
+def test_a_tolerance_passes_right_kernels_and_many_that_misbehave(
+    load_gate: Load, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allclose = load_gate("allclose")
+    monkeypatch.setattr(allclose, "TRIALS", 1)
+    assert allclose.main(["--framework", "numpy"]) == 0
+    counts = {line[:38].strip(): line[38:].split() for line in capsys.readouterr().out.splitlines()}
+    assert counts["right, numpy"] == ["20", "20", "20"]
+    assert counts["reuses-output-buffer"] == ["3", "3", "3"]
+    assert counts["returns-before-finished"] == ["2", "1", "1"]
