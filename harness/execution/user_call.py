@@ -87,8 +87,8 @@ _DEVICE_NAME = re.compile(r"[a-z]+(:[0-9]+)?")
 _MAX_MESSAGE_LENGTH = 2000
 _ADVICE_ON_UNSUPPORTED = "if it does not support this case, let it raise NotImplementedError itself"
 _ADVICE_ON_REQUIRES = (
-    "if it takes some widths or lengths alone, declare which, and calls are padded: "
-    '{}.requires = {{"width_multiple": 8}} (docs/how-to/kernel.md)'
+    "if it takes only some widths or lengths, declare them, and calls are padded, for example: "
+    '{}.requires = {{"width_multiple": 8, "max_width": 256}} (docs/how-to/kernel.md)'
 )
 
 

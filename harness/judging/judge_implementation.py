@@ -130,7 +130,7 @@ def _mark_fault(judgement: StageJudgement, fault: str) -> StageJudgement:
     if is_shape_fault(fault):
         return replace(judgement, verdict=Verdict.SHAPE, message=fault, accumulated=None, introduced=None, index=None)
     if judgement.verdict.exit_code:
-        joint = "; " if fault.startswith(OVERWRITTEN_FAULT) else "; it "
+        joint = "; " if is_state_fault(fault) or fault.startswith(OVERWRITTEN_FAULT) else "; it "
         return replace(judgement, message=f"{judgement.message}{joint}{fault}")
     return replace(judgement, verdict=Verdict.NUMERIC, message=fault, accumulated=None, introduced=None, index=None)
 
