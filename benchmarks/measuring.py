@@ -23,7 +23,7 @@ def on_one_thread() -> None:
 
 @dataclass(frozen=True)
 class Timed:
-    """One command: seconds by the clock, to its first printed line, and of processors, its children's among them."""
+    """One command: wall time, time to its first printed line, and processor time including child processes."""
 
     wall: float
     first_line: float

@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 _SHARE_OF_QUESTIONS, _LEAST_OF_QUESTIONS = 0.1, 0.5
 """Of the time of a run, for questions to a user's function whose failures have no name; in seconds, the least."""
 _SECONDS_BETWEEN_TRIMS = 300.0
-"""A run adds a megabyte to the store, if only a kernel has changed."""
+"""The least time between two trims of the store, unless a run adds many entries."""
 _MAX_SIMILAR = 8
 """Workers of the same modes side by side: each holds a framework of its own."""
 
@@ -227,7 +227,7 @@ def run_cases(
     with _open_executor(groups, judge, settings, described) as means:
         on_begin(means)
         summary = _CaseRun(plan, groups, chosen, settings, judge, watch, on_progress).execute(means)
-    settings.store.trim(least_pause=_SECONDS_BETWEEN_TRIMS)
+    settings.store.trim(min_interval=_SECONDS_BETWEEN_TRIMS)
     return summary
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 TOLERANCES = {"float64": 1e-7, "float32": 1e-5}
-"""The tolerances that ``numpy.testing`` and ``torch.testing`` use by default."""
+"""Tolerances close to the defaults of ``torch.testing.assert_close``, one number for both."""
 
 calls_file, kernel_file = sys.argv[1:]
 spec = importlib.util.spec_from_file_location("kernel", kernel_file)

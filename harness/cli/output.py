@@ -180,7 +180,7 @@ Value = TypeVar("Value")
 class ReportProcess:
     """A process that makes the report of a run: it imports pandas while the run computes.
 
-    It calls the functions of ``reports.remote``, and stays for the next run of ``--watch``.
+    It calls the functions of ``reports.report_process``, and stays for the next run of ``--watch``.
     """
 
     def __init__(self) -> None:
@@ -189,25 +189,31 @@ class ReportProcess:
     def start(self) -> None:
         """Start the process, unless it has been started, without waiting for it."""
         from attncheck.execution.call import start_single_threaded
-        from attncheck.reports.remote import MODULES
+        from attncheck.reports.report_process import IMPORTED_MODULES
 
         if self._starting is None:
             threads = ThreadPoolExecutor(1, thread_name_prefix="attncheck report")
-            self._starting = threads.submit(start_single_threaded, *MODULES)
+            self._starting = threads.submit(start_single_threaded, *IMPORTED_MODULES)
             threads.shutdown(wait=False)
 
     def call(self, function: Callable[..., Value], *arguments: object) -> Value | None:
-        """Return what a function returns there; None if that fails, so that the caller calls it here.
+        """Return what a function returns there; None if that fails.
 
-        Whatever is wrong then shows as without a process.
+        The caller's own call then raises the same error.
         """
         from attncheck.execution.call import RemoteError, WorkerDied
 
         if self._starting is None:
             return None
         try:
-            return self._starting.result().call(function, *arguments, seconds=math.inf)
+            worker = self._starting.result()
+        except Exception:  # it could not be started, whatever the reason is
+            self._starting = None
+            return None
+        try:
+            return worker.call(function, *arguments, seconds=math.inf)
         except (WorkerDied, RemoteError):
+            worker.kill()
             self._starting = None
             return None
 
@@ -250,11 +256,11 @@ def write_and_show(
     if as_json:
         print_document(outcome_document(frames, code, command=as_json, report=place.report, results=results))
     elif not quiet:
-        show_place(place)
+        print_report_location(place)
     return place
 
 
-def show_place(place: ReportLocation) -> None:
+def print_report_location(place: ReportLocation) -> None:
     """Print where the report is, or how to write it."""
     from attncheck.settings.commands import shell_command
 
@@ -277,7 +283,7 @@ def write_ci_outputs(frames: Frames, place: ReportLocation, outlets: OutputForma
     """Write what the options, or the CI system by its environment, ask for, and open the report where that is asked."""
     if outlets.open and place.report is not None:
         open_page(place.report.with_suffix(".html"))
-    if not outlets.are_asked:
+    if not outlets.has_any:
         return
     from attncheck.reports.ci import annotation_lines, append_summary, render_ci_summary
     from attncheck.reports.write import write_badge, write_junit, write_sarif

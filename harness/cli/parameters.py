@@ -245,7 +245,7 @@ class OutputFormats:
     open: OpenPage = False
 
     @property
-    def are_asked(self) -> bool:
+    def has_any(self) -> bool:
         """Return whether the outcome goes anywhere else, by an option or by the CI system's environment."""
         asked = (self.annotations, self.junit_xml, self.sarif, self.badge, self.ci_summary, self.open)
         return any(asked) or bool(os.environ.get(SUMMARY_VARIABLE))

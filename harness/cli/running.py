@@ -21,8 +21,8 @@ from attncheck.cli.output import (
     ReportLocation,
     ReportProcess,
     print_case_faults,
+    print_report_location,
     read_frames_of_runs,
-    show_place,
     write_and_show,
     write_ci_outputs,
     write_frames,
@@ -71,7 +71,7 @@ def run_request(
 def preload_in_background(request: RunRequest, described: DescribedWorkers) -> None:
     """Start the processes of own implementations, and import what a run needs while they load.
 
-    What is wrong with what people wrote themselves is looked for first. Raises ``UsageError`` and ``CaseError``.
+    The user's files are checked first. Raises ``UsageError`` and ``CaseError``.
     """
     from attncheck.execution.user_code import check_function_exists
 
@@ -79,8 +79,6 @@ def preload_in_background(request: RunRequest, described: DescribedWorkers) -> N
     for description in requests:
         check_function_exists(description.target)
     described.start_loading(*requests)
-    if _has_time_for_processes(options):
-        _start_judging(options)
     if len(options.implementations) > 1:
         from attncheck.execution.implementation_selection import separate_user_functions, with_distinct_names
 
@@ -89,9 +87,11 @@ def preload_in_background(request: RunRequest, described: DescribedWorkers) -> N
     from attncheck.settings.config import check_user_cases
 
     check_user_cases(options, options.store)
+    if _is_long_user_run(options):
+        _prestart_judges(options)
     shows_here = requests and request.report_process is None
     needed = [*_NEEDED_MODULES, *(_modules_to_show(report=options.report) if shows_here else ())]
-    while needed and not described.has_failed:  # which is said where they are looked at
+    while needed and not described.has_failed:  # which select_implementations reports
         _import_modules([needed.pop(0)])
 
 
@@ -134,7 +134,7 @@ def _run_with_workers(
 
     def announce_reading() -> None:
         typer.echo("attncheck: reading the bundled cases", err=True)
-        _start_judging(options, available_processors())  # new cases have no cached answers
+        _prestart_judges(options, available_processors())  # new cases have no cached answers
 
     with request.times.measure("reading cases"), _call_if_slow(announce_reading if is_long else lambda: None):
         selection = select_configured_cases(options, store)
@@ -194,18 +194,18 @@ def _call_if_slow(begin: Callable[[], None]) -> Iterator[None]:
         timer.cancel()
 
 
-_JUDGES_AHEAD = 2
+_PRESTARTED_JUDGES = 2
 """Processes that judge as fast as a worker computes small cases, if the store has their exact answers."""
 
 
-def _start_judging(options: RunOptions, most: int = _JUDGES_AHEAD) -> None:
+def _prestart_judges(options: RunOptions, max_processes: int = _PRESTARTED_JUDGES) -> None:
     """Start processes for judging while the harness imports its modules, on the processors that no worker takes."""
     from attncheck.execution.user_code import is_user_target
-    from attncheck.executors.judging_processes import start_judging_ahead
+    from attncheck.executors.judging_processes import prestart_judges
 
     loading = sum(map(is_user_target, options.implementations))  # each in a process
     if options.cluster is None:
-        start_judging_ahead(min(most, available_processors() - loading))
+        prestart_judges(min(max_processes, available_processors() - loading))
 
 
 def _prepare_next_run(options: RunOptions) -> None:
@@ -216,7 +216,7 @@ def _prepare_next_run(options: RunOptions) -> None:
     if len(requests) == 1:
         start_spare_worker(requests[0])
     if requests:
-        _start_judging(options)
+        _prestart_judges(options)
 
 
 def _add_property_results(
@@ -292,7 +292,7 @@ def check(
 ) -> None:
     """Run cases, judge them and write a report."""
     request = RunRequest(options)
-    if _has_time_for_processes(options) and not (as_json or outlets.are_asked):
+    if _is_long_user_run(options) and not (as_json or outlets.has_any):
         request = replace(request, report_process=ReportProcess())
     if outlets.open and not options.report:
         raise UsageError("--open opens the report, and --no-report writes none: give only one of them")
@@ -315,22 +315,26 @@ def check(
 
 def write_page(request: RunRequest) -> None:
     """Write the report, if one is wanted."""
-    from attncheck.reports.remote import summarise_results
+    from attncheck.reports.report_process import load_and_summarise
     from attncheck.results.format import REPORT_FOLDER
 
     options = request.options
     if not options.report:
         return
     folder, process = options.output / REPORT_FOLDER, request.report_process
-    if process is None or process.call(summarise_results, options.output) is None or not _write_apart(process, folder):
+    if (
+        process is None
+        or process.call(load_and_summarise, options.output) is None
+        or not _write_in_process(process, folder)
+    ):
         write_frames(read_frames_of_runs([options.output]), folder)
 
 
-def _write_apart(process: ReportProcess, folder: Path) -> Path | None:
+def _write_in_process(process: ReportProcess, folder: Path) -> Path | None:
     """Write the report of the results that a process has summarised there; None if it cannot."""
-    from attncheck.reports.remote import write_summarised_report
+    from attncheck.reports.report_process import write_loaded_report
 
-    return process.call(write_summarised_report, folder)
+    return process.call(write_loaded_report, folder)
 
 
 def _report_and_show(
@@ -342,7 +346,7 @@ def _report_and_show(
     options, name, code = request.options, "check" if as_json else "", summary.exit_code
     folder, quiet = options.output / REPORT_FOLDER if options.report else None, options.quiet
     with request.times.measure("report"):
-        if request.report_process is None or not _report_apart(request.report_process, options, folder):
+        if request.report_process is None or not _report_in_process(request.report_process, options, folder):
             frames = read_frames_of_runs([options.output])
             announced = frames.announced
             place = write_and_show(frames, options.output, folder, code, as_json=name, quiet=quiet, announced=announced)
@@ -352,25 +356,25 @@ def _report_and_show(
         typer.echo(f"attncheck: time, of processes side by side added up: {request.times}", err=True)
 
 
-def _report_apart(process: ReportProcess, options: RunOptions, folder: Path | None) -> bool:
-    """Show the answer, and write the report, as another process makes them; return whether it did."""
-    from attncheck.reports.remote import summarise_results
+def _report_in_process(process: ReportProcess, options: RunOptions, folder: Path | None) -> bool:
+    """Show the answer and write the report as another process makes them; return False if it cannot."""
+    from attncheck.reports.report_process import load_and_summarise
     from attncheck.reports.terminal import print_lines
 
-    lines = process.call(summarise_results, options.output, options.quiet)
+    lines = process.call(load_and_summarise, options.output, options.quiet)
     if lines is None:
         return False
     print_lines(lines)
-    written = None if folder is None else _write_apart(process, folder)
+    written = None if folder is None else _write_in_process(process, folder)
     if folder is not None and written is None:  # show why
         written = write_frames(read_frames_of_runs([options.output]), folder)
     if not options.quiet:
-        show_place(ReportLocation(options.output, written))
+        print_report_location(ReportLocation(options.output, written))
     return True
 
 
-def _has_time_for_processes(options: RunOptions) -> bool:
-    """Return whether a user's function runs on so many cases that other processes may judge, and make the report."""
+def _is_long_user_run(options: RunOptions) -> bool:
+    """Return whether a user's function runs on the whole corpus, so that further processes pay off."""
     from attncheck.execution.user_code import is_user_target
 
     is_of_user = any(map(is_user_target, options.implementations))

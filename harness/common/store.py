@@ -32,7 +32,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from time import thread_time, time
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -72,8 +72,9 @@ def _to_plain_data(value: Any) -> Any:
             content = _hex_digest(value)
         case Enum():
             content = value.name
-        case _ if "pydantic" in sys.modules and isinstance(value, sys.modules["pydantic"].BaseModel):
-            content = value.model_dump_json()  # importing pydantic takes workers, which have no models, too long
+        case _ if isinstance(value, getattr(sys.modules.get("pydantic"), "BaseModel", ())):
+            # Importing pydantic takes workers, which have no models, too long.
+            content = cast(Any, value).model_dump_json()
         case _ if is_dataclass(value) and not isinstance(value, type):
             content = {item.name: getattr(value, item.name) for item in fields(value)}
         case _:
@@ -126,6 +127,8 @@ CACHE_VARIABLE = "ATTNCHECK_CACHE"
 STORE_FOLDER = "store"
 _TRIMMED_FILE = ".trimmed"
 """The file whose time of modification is that of the last ``trim``."""
+_FEW_ENTRIES = 1000
+"""A run adds fewer if only a kernel has changed; they take a few megabytes."""
 DEFAULT_STORE_BYTES = int(0.13 * 2**30)
 """Bytes that a store may take, on disk."""
 
@@ -261,20 +264,19 @@ class Store:
         else:
             self.event_counts["kept"] += 1
 
-    def trim(self, least_pause: float = 0.0) -> None:
+    def trim(self, min_interval: float = 0.0) -> None:
         """Remove the entries that were not used for the longest time until the rest fits; if any was added at all.
 
-        Nothing is done if the last time was less than ``least_pause`` seconds ago: to list thousands of entries takes
-        as long as to judge hundreds.
+        Nothing is done if few entries were added, and the last time was less than ``min_interval`` seconds ago: to list
+        thousands of entries takes as long as to judge hundreds.
         """
         if self.folder is None or not self.event_counts["kept"]:
             return
         marker = self.folder / _TRIMMED_FILE
         with suppress(OSError):
-            if least_pause and 0 <= time() - marker.stat().st_mtime < least_pause:
+            is_recent = 0 <= time() - marker.stat().st_mtime < min_interval
+            if is_recent and self.event_counts["kept"] < _FEW_ENTRIES:
                 return
-        with suppress(OSError):
-            marker.touch()
         entries = sorted(_list_entries(self.folder), reverse=True)
         taken = 0
         for _, size, path in entries:
@@ -282,6 +284,8 @@ class Store:
             if taken > self.max_bytes:
                 with suppress(OSError):
                     path.unlink()
+        with suppress(OSError):
+            marker.touch()
 
     def _path(self, key: StoreKey) -> Path:
         assert self.folder is not None

@@ -534,7 +534,7 @@ _prestarted_workers: deque[Future[WorkerProcess]] = deque()
 
 
 def start_workers_ahead(count: int, *modules: str) -> None:
-    """Start processes until so many, which have imported the modules, wait to be taken by ``WorkerProcesses``."""
+    """Start processes until so many idle ones wait for ``WorkerProcesses``; new ones import the modules."""
     if (missing := count - len(_prestarted_workers)) > 0:
         threads = ThreadPoolExecutor(missing, thread_name_prefix="attncheck starts")
         _prestarted_workers.extend(threads.submit(start_single_threaded, *modules) for _ in range(missing))
@@ -543,11 +543,14 @@ def start_workers_ahead(count: int, *modules: str) -> None:
 
 def _take_or_start_worker() -> WorkerProcess:
     """Return a process that was started ahead, or another one."""
-    try:
-        ahead = _prestarted_workers.popleft()
-    except IndexError:  # another thread may have taken the last one
-        return start_single_threaded()
-    return ahead.result()
+    while True:
+        try:
+            ahead = _prestarted_workers.popleft()
+        except IndexError:  # another thread may have taken the last one
+            return start_single_threaded()
+        with suppress(Exception):  # one that could not be started, or has ended, is none
+            if (worker := ahead.result()).is_alive:
+                return worker
 
 
 def start_single_threaded(*modules: str) -> WorkerProcess:
@@ -555,8 +558,12 @@ def start_single_threaded(*modules: str) -> WorkerProcess:
     from attncheck.execution.worker import limit_threads  # loads modules that only computing processes need
 
     worker = WorkerProcess()
-    worker.call(limit_threads, 1, seconds=math.inf)
-    worker.call(_import_modules, *modules, seconds=math.inf)
+    try:
+        worker.call(limit_threads, 1, seconds=math.inf)
+        worker.call(_import_modules, *modules, seconds=math.inf)
+    except BaseException:
+        worker.kill()
+        raise
     return worker
 
 

@@ -84,7 +84,7 @@ class _DescribingProcess:
     def _describe_one(self, request: DescriptionRequest) -> Declarations:
         """Load a target in the process of the targets before it, or in a new process if that fails."""
         asked = (request.target, dict(request.environment), request.threads, str(Path(self._folder.name) / "log.txt"))
-        is_used = self._worker is not None
+        is_used = self._worker is not None or next(iter(self.answers)).process_key in _spare_workers
         try:
             return self._running_worker().call(load_declarations, *asked, seconds=self._seconds)
         except (CallTimeout, WorkerDied, RemoteError):
@@ -95,7 +95,7 @@ class _DescribingProcess:
 
     def _running_worker(self) -> WorkerProcess:
         if self._worker is None:
-            with suppress(KeyError, WorkerDied, RemoteError, CallTimeout):
+            with suppress(Exception):  # there is none, or it could not be started: another one is started below
                 self._worker = _spare_workers.pop(next(iter(self.answers)).process_key).result()
         if self._worker is None or not self._worker.is_alive:
             self._worker = WorkerProcess()
@@ -131,10 +131,10 @@ _spare_workers: dict[object, Future[WorkerProcess]] = {}
 
 
 def start_spare_worker(request: DescriptionRequest) -> None:
-    """Start a process in which the target of a later, equal request is loaded at once.
+    """Start a process for a later request with the same key.
 
-    It imports what the harness imports before it loads a target, but nothing that the target imports: a kernel may set
-    environment variables before it imports its framework.
+    It imports NumPy and the loader, but no other framework: a kernel may set environment variables before it imports
+    one.
     """
     if request.process_key not in _spare_workers:
         threads = ThreadPoolExecutor(1, thread_name_prefix="attncheck starts")
@@ -144,7 +144,11 @@ def start_spare_worker(request: DescriptionRequest) -> None:
 
 def _make_spare_worker(request: DescriptionRequest) -> WorkerProcess:
     worker = WorkerProcess()
-    worker.call(prepare_to_load, dict(request.environment), request.threads, seconds=START_SECONDS)
+    try:
+        worker.call(prepare_to_load, dict(request.environment), request.threads, seconds=START_SECONDS)
+    except BaseException:
+        worker.kill()
+        raise
     return worker
 
 

@@ -1,7 +1,7 @@
 """Processes that judge units side by side: the result of one unit depends on no other.
 
-Such a process imports only what judges. ``start_judging_ahead`` starts processes before there is anything to judge,
-while the harness imports its modules.
+Such a process imports only the modules that judge. ``prestart_judges`` starts processes before there is anything to
+judge, while the harness imports its modules.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from attncheck.reading.inputs import RoundedInputs
 
 
-def start_judging_ahead(processes: int) -> None:
-    """Start processes until so many, which have imported what judges, wait for units."""
+def prestart_judges(processes: int) -> None:
+    """Start processes, so that this many idle ones have imported the modules that judge."""
     start_workers_ahead(processes, "attncheck.executors.judging_processes", "attncheck.judging.judge")
 
 
@@ -54,15 +54,15 @@ class JudgingProcesses:
         dtype: str,
         inputs: RoundedInputs,
         outcomes: Mapping[str, Outcome],
-        remembered: StoredUnit | None = None,
+        stored_unit: StoredUnit | None = None,
     ) -> Future[tuple[UnitResult, Counter[str]]]:
         """Judge a unit in a process; return the future of its result and of the counts of store and oracle.
 
-        ``case`` is the index of its case, ``remembered`` the entry of the store, if the caller has looked it up.
+        ``case`` is the index of its case, ``stored_unit`` the entry of the store, if the caller has looked it up.
         """
-        question = dtype, inputs, outcomes, remembered
-        judged_otherwise = lambda: (self._judge.judge_unit(self._cases[case], *question), Counter[str]())  # noqa: E731
-        return self._processes.submit(_judge_unit, case, *question, fallback=judged_otherwise)
+        unit_arguments = dtype, inputs, outcomes, stored_unit
+        judge_here = lambda: (self._judge.judge_unit(self._cases[case], *unit_arguments), Counter[str]())  # noqa: E731
+        return self._processes.submit(_judge_unit, case, *unit_arguments, fallback=judge_here)
 
     @property
     def alive_count(self) -> int:
@@ -85,11 +85,11 @@ def _remember_judge(judge: Judge, cases: Sequence[Case]) -> None:
 
 
 def _judge_unit(
-    case: int, dtype: str, inputs: RoundedInputs, outcomes: Mapping[str, Outcome], remembered: StoredUnit | None
+    case: int, dtype: str, inputs: RoundedInputs, outcomes: Mapping[str, Outcome], stored_unit: StoredUnit | None
 ) -> tuple[UnitResult, Counter[str]]:
     """Called in a judging process for each unit."""
     assert _judge is not None
     counts = _judge.store.event_counts
     counts.clear()
     ARITHMETIC_COUNTS.clear()
-    return _judge.judge_unit(_cases[case], dtype, inputs, outcomes, remembered), counts + ARITHMETIC_COUNTS
+    return _judge.judge_unit(_cases[case], dtype, inputs, outcomes, stored_unit), counts + ARITHMETIC_COUNTS

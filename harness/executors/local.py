@@ -376,8 +376,8 @@ def _process_key(together: _SharingRunners) -> tuple[str, ...]:
 def _decide_calls(plan: Plan, runners: Sequence[GroupRunner[Unit]]) -> tuple[Set[_CallKey], Mapping[_CallKey, Failure]]:
     """Return the calls to make, and the outcomes of calls that are known to be unsupported; others are left out."""
     unsupported, calls = {}, set()
-    for runner in runners:
-        for unit in plan:
+    for unit in plan:
+        for runner in runners:
             if not runner.group.runs_case(unit.dtype, in_standard=unit.is_standard):
                 continue
             key = runner.group.name, unit.position

@@ -1,6 +1,7 @@
 """Exact answers and rows that judging keeps in a store, and their keys.
 
-Error bounds are not kept: computing them takes little longer than reading them would.
+Error bounds of all stages are not kept: computing them takes little longer than reading them would. Those of a single
+returned stage are (``single_stage.py``).
 
 Every entry is a pure function of the parts of its key: the numbers of the problem bit by bit, the dtype, the rounding
 model, the returned stages, and the code that judges, with the versions of the libraries that it computes with.

@@ -1,11 +1,11 @@
-"""The usual result, judged quickly: one right stage of a case whose exact answer is known from an earlier run.
+"""Fast judgement of the most frequent result: one correct stage of a case whose exact answer is in the store.
 
-An edited kernel returns the same stage of the same cases again, with other last bits. Its verdict needs the exact
-values of that stage and their bounds, and nothing else of the truth of the case. The store keeps them by themselves, so
-that no other stage is read and no bound is computed again.
+An edited kernel returns the same stage of the same cases again, with numbers that differ only in the last bits. Its
+verdict needs the exact values of that stage and their bounds, and nothing else of the truth of the case. The store has
+a separate entry for them, so attncheck reads no other stage and computes no bound again.
 
-A result that they do not settle is judged with the whole truth: a wrong one, one that is rightly not finite, or one
-with elements that have no exact answer. So a verdict is the same either way.
+If the result is wrong, or has elements without an exact answer, attncheck judges it with the whole truth. So a verdict
+is the same either way.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from attncheck.spec.verdicts import Verdict
 
 
 @dataclass(frozen=True, eq=False)
-class KnownStage:
+class StoredReference:
     """The exact values and bounds of one stage: against the exact answer, and in its step from the inputs.
 
-    ``judged_rows`` are the judged rows of so many queries, None for all.
+    ``judged_rows`` are the indices of the judged query rows, out of ``query_count``; None if all rows are judged.
     """
 
     reference: StageReference
@@ -41,26 +41,28 @@ class KnownStage:
     query_count: int
 
     @classmethod
-    def of_truth(cls, truth: Truth, stage: str, array: Array, rounding_model: str) -> KnownStage | None:
-        """Return what is known of a returned stage; None if another result could have another reference."""
+    def from_truth(cls, truth: Truth, stage: str, array: Array, rounding_model: str) -> StoredReference | None:
+        """Return the reference of a returned stage; None if it depends on the returned values."""
         undefined, judged = truth.undefined, truth.judged_problem
-        if truth.no_answer_reason or undefined.rows is not None or undefined.elements is not None:
+        if truth.no_answer_reason or stage not in truth.exact:
             return None
-        if truth.bounds.has_wider_stage({stage: array}):  # whose bounds are others
+        if undefined.rows is not None or undefined.elements is not None:
+            return None
+        if truth.bounds.has_wider_stage({stage: array}):  # a wider log_sum_exp has different bounds
             return None
         rows = select_stage_rows(stage, array, judged.judged_rows)
         reference = truth.stage_reference(stage, rounding_model, rows)
         step = truth.step_reference(stage, {stage: rows}, rounding_model)
         if reference.unjudged_elements.any() or (step is not None and step.exact is not reference.exact):
-            return None
+            return None  # the store keeps one enclosure for both
         return cls(reference, step, judged.judged_rows, count_queries(judged.problem_without_layout.inputs))
 
     def judge(self, stage: str, array: Array) -> StageJudgement | None:
         """Return the judgement of a stage of the right shape if it is right, else None."""
         rows = select_stage_rows(stage, array, self.judged_rows)
         reference = self.reference
-        is_alike = rows.shape == reference.exact.shape and str(rows.dtype) == reference.dtype
-        if not is_alike or reference.flag_wrong_nonfinite(rows).any():
+        has_expected_form = rows.shape == reference.exact.shape and str(rows.dtype) == reference.dtype
+        if not has_expected_form or reference.flag_wrong_nonfinite(rows).any():
             return None
         judgement = judge_finite(stage, rows, reference, self.step, is_whole=self.judged_rows is None)
         if judgement.verdict is not Verdict.AGREE:
@@ -69,7 +71,7 @@ class KnownStage:
 
 
 @dataclass(frozen=True, eq=False)
-class ReturnedStage:
+class SingleStage:
     """The only stage that the only implementation returned for a case in a dtype, judged by a rounding model."""
 
     case: Case
@@ -84,24 +86,24 @@ class ReturnedStage:
         judged = self.stage, str(self.array.dtype), self.rounding_model
         return make_store_key("stage", self.case.digest, self.dtype, self.inputs, *judged)
 
-    def judge_by_store(self, store: Store) -> StageJudgement | None:
-        """Return the judgement if the store has what it needs, and the stage is right; else None."""
+    def judge_if_right(self, store: Store) -> StageJudgement | None:
+        """Return the judgement if the store has the stage's exact values, and the stage is right; else None."""
         data = store.get(self._key)
         try:
-            known = None if data is None else known_stage_from_bytes(data, str(self.array.dtype))
+            known = None if data is None else reference_from_bytes(data, str(self.array.dtype))
         except UnreadableEntry:
             store.count_as_damaged()
             return None
         return None if known is None else known.judge(self.stage, self.array)
 
-    def store_truth(self, store: Store, truth: Truth) -> None:
+    def store_reference(self, store: Store, truth: Truth) -> None:
         """Put what further results of the stage need into the store."""
-        if (known := KnownStage.of_truth(truth, self.stage, self.array, self.rounding_model)) is not None:
-            store.put(self._key, known_stage_to_bytes(known))
+        if (known := StoredReference.from_truth(truth, self.stage, self.array, self.rounding_model)) is not None:
+            store.put(self._key, reference_to_bytes(known))
 
 
-def known_stage_to_bytes(known: KnownStage) -> bytes:
-    """Serialise a stage; a step with the bound of the whole is not repeated."""
+def reference_to_bytes(known: StoredReference) -> bytes:
+    """Serialise a reference; the bound of the step is stored only if it differs."""
     reference, step = known.reference, known.step
     exact, bound = reference.exact, reference.bound
     flags = [reference.supports_statistics, step is not None, step is not None and step.supports_statistics]
@@ -115,8 +117,8 @@ def known_stage_to_bytes(known: KnownStage) -> bytes:
     return arrays_to_bytes(arrays)
 
 
-def known_stage_from_bytes(data: bytes, dtype: str) -> KnownStage:
-    """Read what ``known_stage_to_bytes`` wrote of a stage in a dtype. Raises ``UnreadableEntry``."""
+def reference_from_bytes(data: bytes, dtype: str) -> StoredReference:
+    """Read what ``reference_to_bytes`` wrote of a stage in a dtype. Raises ``UnreadableEntry``."""
     arrays = arrays_from_bytes(data)
     try:
         exact = Enclosure(arrays["high"], arrays["low"], arrays["radius"])
@@ -129,4 +131,4 @@ def known_stage_from_bytes(data: bytes, dtype: str) -> KnownStage:
         raise UnreadableEntry from error
     step = StageReference(exact, step_bound, dtype, step_supports_statistics) if has_step else None
     reference = StageReference(exact, bound, dtype, supports_statistics)
-    return KnownStage(reference, step, arrays.get("judged_rows"), query_count)
+    return StoredReference(reference, step, arrays.get("judged_rows"), query_count)

@@ -24,7 +24,7 @@ from attncheck.spec.verdicts import WRONG_NUMBER_VERDICTS
 if TYPE_CHECKING:
     from attncheck.judging.judge import Diagnoser
     from attncheck.judging.judge_stages import StageJudgement
-    from attncheck.judging.single_stage import ReturnedStage
+    from attncheck.judging.single_stage import SingleStage
     from attncheck.judging.truth import Truth
 
 Evaluation: TypeAlias = tuple[str, str, str]
@@ -84,8 +84,8 @@ class Judge:
         """
         question = self._make_evaluated_unit(case, dtype, inputs, collected)
         rows, truth = question.load_rows(self.store) if stored_unit is None else stored_unit.rows, None
-        single = None if rows is not None or self.store.folder is None else question.single_stage
-        if single is not None and (judgement := single.judge_by_store(self.store)) is not None:
+        single_stage = None if rows is not None or self.store.folder is None else question.single_stage
+        if single_stage is not None and (judgement := single_stage.judge_if_right(self.store)) is not None:
             rows = question.rows_of_right_stage(judgement)
             question.store_rows(self.store, rows)
         if rows is None:
@@ -100,8 +100,8 @@ class Judge:
             )
             rows, truth = judged.rows, judged.truth
             question.store_rows(self.store, rows)
-            if single is not None and not has_failure(rows):
-                single.store_truth(self.store, truth)
+            if single_stage is not None and not has_failure(rows):
+                single_stage.store_reference(self.store, truth)
         arrays = question.arrays_to_store(truth, self) if self._should_keep_arrays(case, rows) else ()
         return UnitResult(
             _add_durations(rows, question.outcomes), tuple(arrays), _undiagnosed_outcomes(rows, question.outcomes)
@@ -213,7 +213,7 @@ class _EvaluatedUnit:
             store.put(self._key, rows_to_bytes(rows))
 
     @cached_property
-    def single_stage(self) -> ReturnedStage | None:
+    def single_stage(self) -> SingleStage | None:
         """The returned stage, if nothing else is judged and only its numbers decide; else None."""
         if len(self.outcomes) != 1:
             return None
@@ -223,9 +223,9 @@ class _EvaluatedUnit:
         [(stage, array)] = outcome.stages.items()
         if self.conventions or case.expected or case.stage_shapes.get(stage) != array.shape:
             return None
-        from attncheck.judging.single_stage import ReturnedStage
+        from attncheck.judging.single_stage import SingleStage
 
-        return ReturnedStage(case, self.dtype, self.inputs, stage, array, self.rounding_models[name])
+        return SingleStage(case, self.dtype, self.inputs, stage, array, self.rounding_models[name])
 
     def rows_of_right_stage(self, judgement: StageJudgement) -> tuple[Row, ...]:
         """Return the row of the single stage, which is right."""

@@ -263,7 +263,7 @@ def _unpack(packed: _PackedRecord) -> dict[str, Any]:
 
 
 class CaseRecords(Mapping[str, dict[str, Any]]):
-    """Records by id. Those after the first 2,048 are packed: as objects they take twenty times as much.
+    """Records by id. Of those that are added, all after the first 2,048 are packed: objects take twenty times as much.
 
     Callers must not change the returned records.
     """
@@ -278,7 +278,7 @@ class CaseRecords(Mapping[str, dict[str, Any]]):
         """Add a record, or replace the one with its id. Raises ``ValueError`` for half a surrogate pair."""
         text = json.dumps(record, ensure_ascii=False).encode()
         if len(self._records) < MAX_UNPACKED:
-            self._records[record["id"]] = dict(record)
+            self._records[record["id"]] = json.loads(text)
             return
         self._example = self._example or text
         packer = zlib.compressobj(level=1, wbits=_ZLIB_WINDOW_BITS, zdict=self._example)

@@ -140,12 +140,12 @@ def test_what_was_not_used_for_the_longest_time_goes_first(tmp_path: Path) -> No
 def test_a_store_that_was_trimmed_a_moment_ago_is_not_listed_again(tmp_path: Path) -> None:
     store = Store(tmp_path, max_bytes=8 * 4096)
     store.put(KEY, b"truth")
-    store.trim(least_pause=60.0)
+    store.trim(min_interval=60.0)
     store.max_bytes = 0
-    store.trim(least_pause=60.0)
+    store.trim(min_interval=60.0)
     assert store.get(KEY) == b"truth"
     os.utime(tmp_path / ".trimmed", (0, 0))
-    store.trim(least_pause=60.0)
+    store.trim(min_interval=60.0)
     assert store.get(KEY) is None
 
 

@@ -17,7 +17,7 @@ from attncheck.common.store import NO_STORE, Store, UnreadableEntry
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.worker import Computed, evaluate_on_backend
 from attncheck.judging import judge, truth
-from attncheck.judging.single_stage import KnownStage, known_stage_from_bytes, known_stage_to_bytes
+from attncheck.judging.single_stage import StoredReference, reference_from_bytes, reference_to_bytes
 from attncheck.judging.stage_bounds import StageReference
 from attncheck.judging.truth import Truth
 from attncheck.judging.units import Judge
@@ -105,7 +105,7 @@ def test_a_stage_is_read_as_it_was_written_and_a_damaged_one_is_refused() -> Non
     reference = StageReference(exact, Bound(np.full((1, 2), 1e-7), np.full((1, 2), 1e-9)), "float32", True)
     for step in (None, reference, StageReference(exact, Bound(exact.low, exact.radius), "float32", False)):
         for rows in (None, np.array([3])):
-            known = known_stage_from_bytes(known_stage_to_bytes(KnownStage(reference, step, rows, 7)), "float32")
+            known = reference_from_bytes(reference_to_bytes(StoredReference(reference, step, rows, 7)), "float32")
             assert (known.query_count, known.reference.supports_statistics) == (7, True)
             assert known.judged_rows is None if rows is None else known.judged_rows == rows
             assert (known.step is None) == (step is None)
@@ -114,4 +114,4 @@ def test_a_stage_is_read_as_it_was_written_and_a_damaged_one_is_refused() -> Non
                 assert known.step.supports_statistics == step.supports_statistics
                 assert (known.step.bound.sigma == step.bound.sigma).all()
     with pytest.raises(UnreadableEntry):
-        known_stage_from_bytes(b"[]\nx", "float32")
+        reference_from_bytes(b"[]\nx", "float32")

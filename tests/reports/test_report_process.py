@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attncheck.cli.output import ReportProcess
 from attncheck.reports.frames import Frames
-from attncheck.reports.remote import summarise_results, write_summarised_report
+from attncheck.reports.report_process import load_and_summarise, write_loaded_report
 from attncheck.reports.short_form import summary_lines
 
 
@@ -17,11 +17,11 @@ def test_another_process_gives_the_same_answer_and_the_same_files_until_it_ends(
     process = ReportProcess()
     assert process.call(os.getpid) is None, "it has not been started"
     process.start()
-    lines = process.call(summarise_results, document_run, False)
+    lines = process.call(load_and_summarise, document_run, False)
     expected = summary_lines(document_frames, quiet=False, announced=document_frames.announced)
     assert lines is not None
     assert [str(line) for line in lines] == [str(line) for line in expected]
-    written = process.call(write_summarised_report, tmp_path / "report")
+    written = process.call(write_loaded_report, tmp_path / "report")
     assert written == tmp_path / "report" / "report.md"
     here, there = (
         {path.name: path.read_bytes() for path in folder.iterdir()} for folder in (document_report, written.parent)

@@ -1,7 +1,7 @@
-"""A report that another process makes: what is called there, one after the other.
+"""Functions that a separate process calls to make a report, one after the other.
 
-The modules of reports import pandas, which takes as long as to judge a hundred small cases. So whoever calls these
-functions in another process does not import them: they are imported when a function is called, or before.
+The report modules import pandas, which takes as long as judging a hundred small cases. The functions import them when
+they run, so the caller does not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from attncheck.reports.frames import Frames
     from attncheck.reports.terminal import Line
 
-MODULES = (
+IMPORTED_MODULES = (
     "attncheck.results.reader",
     "attncheck.reports.merge",
     "attncheck.reports.short_form",
@@ -24,7 +24,7 @@ MODULES = (
 _frames: Frames | None = None
 
 
-def summarise_results(results: Path, quiet: bool = True) -> list[Line]:
+def load_and_summarise(results: Path, quiet: bool = True) -> list[Line]:
     """Read a results directory, and return the lines of the answer; the frames stay here for the report."""
     from attncheck.reports.frames import make_frames
     from attncheck.reports.merge import merge_runs
@@ -36,7 +36,7 @@ def summarise_results(results: Path, quiet: bool = True) -> list[Line]:
     return list(summary_lines(_frames, quiet=quiet, announced=_frames.announced))
 
 
-def write_summarised_report(folder: Path) -> Path:
+def write_loaded_report(folder: Path) -> Path:
     """Write the report of the results that were summarised; return the file to open first."""
     from attncheck.reports.write import write_report
 
