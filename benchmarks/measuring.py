@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import subprocess
@@ -54,7 +55,9 @@ def timed(command: Sequence[str], environment: Mapping[str, str]) -> Timed:
 
 
 def shown(numbers: Sequence[float], unit: str = " s") -> str:
-    """Write the median, with the least and the largest."""
+    """Write the median, with the least and the largest; empty if nothing was measured."""
+    if any(map(math.isnan, numbers)):
+        return ""
     return f"{median(numbers):.3g}{unit} ({min(numbers):.3g} to {max(numbers):.3g})"
 
 
