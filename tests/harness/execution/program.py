@@ -27,7 +27,8 @@ while line := source.readline():
     query, key, value = (arrays[name] for name in ("query", "key", "value"))
     key, value = (np.repeat(each, query.shape[1] // each.shape[1], axis=1) for each in (key, value))
     options = request["options"]
-    scores = query @ key.swapaxes(-1, -2) * query.dtype.type(options.get("scale", 1 / math.sqrt(query.shape[-1])))
+    scale = options["scale"] if "scale" in options else query.shape[-1] ** -0.5
+    scores = query @ key.swapaxes(-1, -2) * query.dtype.type(scale)
     if options.get("is_causal"):
         scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-1e30))

@@ -500,6 +500,18 @@ def test_what_a_program_does_is_the_outcome_of_that_call_alone(write: Write, tmp
         assert says in f"{outcome.verdict}: {outcome.message}"
 
 
+def test_a_program_uses_the_scale_of_a_request_whose_heads_have_no_elements(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    example = page.partition("```python\n# program.py\n")[2].partition("```")[0]
+    query, value = np.zeros((1, 2, 3, 0)), np.ones((1, 2, 3, 4))
+    problem = Problem("attention", {"scale": 0.5}, {"query": query, "key": query, "value": value})
+    for name, text in {"example.txt": example, "program.txt": PROGRAM}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        [outcome] = in_worker(own(f"{sys.executable} {tmp_path / name}"), [problem], tmp_path)
+        assert isinstance(outcome, Computed), outcome
+        np.testing.assert_allclose(outcome.stages["output"], 1.0)
+
+
 @pytest.mark.parametrize(("line", "rule", "says"), TABLES["broken_rules"])
 def test_a_broken_rule_says_what_is_malformed(write: Write, line: str, rule: str, says: str) -> None:
     seconds = 4.0 if "sleep" in line else 60.0
