@@ -1,6 +1,6 @@
 """Judge the kernels of this folder as common benchmarks do: random inputs of one shape, and a tolerance.
 
-    python benchmarks/gate_kernels/allclose.py [--framework numpy torch jax program] [--verbose]
+    python benchmarks/gate_kernels/allclose.py [--kind numpy torch jax program] [--verbose]
 
 The settings are those of KernelBench (github.com/ScalingIntelligence/KernelBench, src/kernelbench/eval.py): five random
 inputs of one shape, ``torch.allclose`` with rtol = atol = 1e-2 in its first version, and 1e-4 for float32 since
@@ -48,16 +48,16 @@ def load_module(file: str) -> ModuleType:
 
 def call_of(kernel: Kernel, stack: ExitStack) -> Call:
     """Return a function of NumPy arrays that calls a kernel; the stack ends what the kernel needs."""
-    if kernel.framework == "program":
+    if kernel.kind == "program":
         words = [sys.executable, str(FOLDER / kernel.file)]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         stack.callback(process.wait)
         stack.callback(process.stdin.close)
         return partial(call_program, process)
     function = getattr(load_module(kernel.file), kernel.name)
-    if kernel.framework == "numpy":
+    if kernel.kind == "numpy":
         return function
-    if kernel.framework == "torch":
+    if kernel.kind == "torch":
         import torch
 
         return lambda *arrays: function(*map(torch.from_numpy, arrays)).numpy()
@@ -113,21 +113,21 @@ def passed_tolerances(kernel: Kernel) -> list[float]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print how many kernels pass; return the exit code, 1 if a right kernel does not."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    frameworks = list(dict.fromkeys(kernel.framework for kernel in MISBEHAVING))
-    parser.add_argument("--framework", nargs="*", choices=frameworks, default=frameworks, metavar="NAME")
+    kinds = list(dict.fromkeys(kernel.kind for kernel in MISBEHAVING))
+    parser.add_argument("--kind", nargs="*", choices=kinds, default=kinds, metavar="NAME")
     parser.add_argument("--verbose", action="store_true", help="also print a line for each kernel")
     options = parser.parse_args(arguments)
-    kernels = [kernel for kernel in (*MISBEHAVING, *RIGHT_KERNELS) if kernel.framework in options.framework]
+    kernels = [kernel for kernel in (*MISBEHAVING, *RIGHT_KERNELS) if kernel.kind in options.kind]
     counts: Counter[tuple[str, float]] = Counter()
     for kernel in kernels:
         passed = passed_tolerances(kernel)
-        rows = (kernel.behaviour or "right", kernel.framework, "right" if kernel.is_right else "misbehaving")
+        rows = (kernel.behaviour or "right", kernel.kind, "right" if kernel.is_right else "misbehaving")
         counts.update((row, limit) for row in dict.fromkeys(rows) for limit in (0.0, *passed))
-        counts.update((f"{rows[-1]}, {kernel.framework}", limit) for limit in (0.0, *passed))
+        counts.update((f"{rows[-1]}, {kernel.kind}", limit) for limit in (0.0, *passed))
         if options.verbose:
-            print(f"{kernel.framework:8} {kernel.name:36} {kernel.behaviour or 'right':30} {passed}", flush=True)
+            print(f"{kernel.kind:8} {kernel.name:36} {kernel.behaviour or 'right':30} {passed}", flush=True)
     print(f"{'passes':38} {'kernels':>8} " + " ".join(f"{limit:>8.0e}" for limit in TOLERANCES))
-    sums = [f"{kind}{of}" for kind in ("misbehaving", "right") for of in ("", *(f", {name}" for name in frameworks))]
+    sums = [f"{verdict}{of}" for verdict in ("misbehaving", "right") for of in ("", *(f", {kind}" for kind in kinds))]
     for row in [*BEHAVIOURS, *sums]:
         if counts[row, 0.0]:
             print(f"{row:38} {counts[row, 0.0]:>8} " + " ".join(f"{counts[row, limit]:>8}" for limit in TOLERANCES))

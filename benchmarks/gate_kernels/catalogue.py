@@ -43,8 +43,8 @@ class Kernel:
     """A kernel of this folder."""
 
     name: str
-    framework: str
-    """numpy, torch, jax or program."""
+    kind: str
+    """``program``, or the framework of the arrays: ``numpy``, ``torch`` or ``jax``."""
     file: str
     """The file, relative to this folder."""
     behaviour: str = RIGHT
@@ -59,7 +59,7 @@ class Kernel:
     def target(self) -> str:
         """Return the argument of ``attncheck check --implementation``: file:function, or the program's command."""
         path = str(FOLDER / self.file)
-        return f"{path}:{self.name}" if self.framework != "program" else shlex.join([sys.executable, path])
+        return f"{path}:{self.name}" if self.kind != "program" else shlex.join([sys.executable, path])
 
 
 _MISBEHAVING = {
@@ -121,7 +121,7 @@ _MISBEHAVING = {
         "depends-on-earlier-calls": "maximum_of_the_request_before",
     },
 }
-"""The names of the kernels by framework, file and behaviour."""
+"""The names of the kernels by kind, file and behaviour."""
 _RIGHT = {
     ("numpy", "numpy_right.py"): (
         "causal_masks_by_both_lengths pool_per_call persistent_pool workspace_copied_out works_in_place_on_copies "
@@ -144,12 +144,12 @@ _RIGHT = {
         "tuned_by_time answers_by_all_bytes float32_inside logs_every_request starts_late"
     ),
 }
-"""The names of the right kernels by framework and file."""
+"""The names of the right kernels by kind and file."""
 
 
-def _kernels(framework: str, file: str, behaviour: str, names: str) -> list[Kernel]:
-    paths = {name: f"{file}/{name}.py" if framework == "program" else file for name in names.split()}
-    return [Kernel(name, framework, path, behaviour) for name, path in paths.items()]
+def _kernels(kind: str, file: str, behaviour: str, names: str) -> list[Kernel]:
+    paths = {name: f"{file}/{name}.py" if kind == "program" else file for name in names.split()}
+    return [Kernel(name, kind, path, behaviour) for name, path in paths.items()]
 
 
 MISBEHAVING = tuple(

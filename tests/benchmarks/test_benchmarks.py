@@ -177,7 +177,7 @@ def test_the_catalogue_lists_each_gate_kernel_once_with_a_known_behaviour(load_g
     assert {kernel.behaviour for kernel in kernels} == {catalogue.RIGHT, *catalogue.BEHAVIOURS}
     for kernel in kernels:
         text = (catalogue.FOLDER / kernel.file).read_text(encoding="utf-8")
-        assert kernel.framework == "program" or f"\ndef {kernel.name}(" in text, kernel.target
+        assert kernel.kind == "program" or f"\ndef {kernel.name}(" in text, kernel.target
 
 
 def test_a_tolerance_passes_right_kernels_and_many_that_misbehave(
@@ -185,7 +185,7 @@ def test_a_tolerance_passes_right_kernels_and_many_that_misbehave(
 ) -> None:
     allclose = load_gate("allclose")
     monkeypatch.setattr(allclose, "TRIALS", 1)
-    assert allclose.main(["--framework", "numpy"]) == 0
+    assert allclose.main(["--kind", "numpy"]) == 0
     counts = {line[:38].strip(): line[38:].split() for line in capsys.readouterr().out.splitlines()}
     assert counts["right, numpy"] == ["20", "20", "20"]
     assert counts["reuses-output-buffer"] == ["3", "3", "3"]
