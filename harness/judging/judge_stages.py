@@ -101,12 +101,14 @@ def judge_stages(
 def explain_first_faulty_stage(judgements: list[StageJudgement]) -> list[StageJudgement]:
     """Replace the message of the first wrong stage, if it says that the error comes from an earlier stage."""
     begins_at = first_faulty_stage(judgements)
-    return [
-        replace(judged, message=judged.message.replace(ERROR_FROM_EARLIER_STAGE, ERROR_ACCUMULATES))
-        if judged.stage == begins_at
-        else judged
-        for judged in judgements
-    ]
+    explained = []
+    for judged in judgements:
+        if judged.stage == begins_at and judged.accumulated is not None:
+            is_small = judged.accumulated.ratio <= _MAX_ACCUMULATED_RATIO
+            reason = ERROR_ACCUMULATES if is_small else ERROR_WITHOUT_STEP
+            judged = replace(judged, message=judged.message.replace(ERROR_FROM_EARLIER_STAGE, reason))
+        explained.append(judged)
+    return explained
 
 
 def select_well_formed_stages(
@@ -229,6 +231,9 @@ def judge_finite(
 ) -> StageJudgement:
     """Judge a stage by its errors, with the worst element of the failing comparison; a failing step goes first."""
     accumulated, introduced = _measure_stage(reference, array), None if step is None else _measure_stage(step, array)
+    is_step_right = introduced is not None and not introduced.tier.is_failure
+    if step and is_step_right and (reference.flag_beyond_bound(array) & ~step.measured_elements).any():
+        step = introduced = None  # at a wrong element, the step is not judged
     fails, named, failing = accumulated.tier.is_failure, accumulated, reference
     against: Literal["exact", "step"] = "exact"
     if step is not None and introduced is not None and introduced.tier.is_failure:
@@ -256,7 +261,15 @@ def judge_finite(
 
 ERROR_FROM_EARLIER_STAGE = "this step is right, the error comes from before it"
 ERROR_ACCUMULATES = "no step is wrong by itself: what is rounded in each adds up"
-"""Message of the first stage that fails, if no stage that was returned before it fails."""
+ERROR_WITHOUT_STEP = "no step is wrong by itself, but their roundings cannot add up to this error"
+"""Messages of the first stage that fails, if no stage that was returned before it fails."""
+_MAX_ACCUMULATED_RATIO = 4.0
+"""Largest error, as a multiple of its bound, that steps within their own bounds can add up to.
+
+The bound of a stage contains the errors of all steps, propagated to this stage. So the ratio of such a sum is at most
+1, except for two terms: the roundings of stages that are stored only to return them, and products of two errors. Either
+is at most as large as the bound if the bound is less than the values themselves. A choice: twice that sum.
+"""
 
 
 def describe_errors(accumulated: MeasuredErrors, introduced: MeasuredErrors | None) -> str:

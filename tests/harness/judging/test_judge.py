@@ -21,6 +21,7 @@ from attncheck.judging.judge import CaseJudgement, compare_all_pairs, judge_case
 from attncheck.judging.judge_stages import (
     ERROR_ACCUMULATES,
     ERROR_FROM_EARLIER_STAGE,
+    ERROR_WITHOUT_STEP,
     StageJudgement,
     describe_wrong_ranges,
     explain_first_faulty_stage,
@@ -208,6 +209,32 @@ def test_the_first_stage_is_named_where_every_step_is_right_but_their_errors_add
         assert explain_first_faulty_stage(judgements)[1].message == (
             ERROR_ACCUMULATES if begins_at == "weights" else ERROR_FROM_EARLIER_STAGE
         )
+
+
+def test_an_error_many_times_its_bound_is_no_sum_of_roundings() -> None:
+    within, proven = (
+        MeasuredErrors(tier, ratio, (0,), 1.0, 0.5, 1)
+        for tier, ratio in ((ErrorTier.WITHIN, 0.5), (ErrorTier.PROVEN, 5.0))
+    )
+    wrong = StageJudgement("output", NUMERIC, proven, within, message=ERROR_FROM_EARLIER_STAGE)
+    assert explain_first_faulty_stage([wrong])[0].message == ERROR_WITHOUT_STEP
+
+
+def test_a_wrong_row_that_does_not_follow_from_the_scores_is_the_fault_of_its_own_stage() -> None:
+    inputs = {
+        "query": np.ones((1, 1, 2, 2)),
+        "key": np.ones((1, 1, 3, 2)),
+        "value": np.arange(6.0).reshape(1, 1, 3, 2),
+        "mask": np.array([[[[True] * 3, [False] * 3]]]),
+    }
+    truth = Problem("attention", {"empty_rows": "uniform"}, inputs).truth()
+    masked, output = (truth.exact[stage].high for stage in ("masked", "output"))
+    wrong = placed(output, (0, 0, 1, slice(None)), 7.0)
+    shapes = {"masked": masked.shape, "output": output.shape}
+    for stages in ({"output": wrong}, {"masked": masked, "output": wrong}):
+        *_, found = judge_stages(truth, stages, shapes, "native")
+        assert found.is_at_fault
+        assert found.message.endswith("all 2 wrong elements are in query row 1 of 2 (counted from 0)")
 
 
 def test_a_textbook_is_right_and_errors_too_large_to_be_rounding_fail_on_generic_inputs_alone(
