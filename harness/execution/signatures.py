@@ -33,6 +33,12 @@ def explain_unfit_function(error: UnfitError, target: Target, loaded: Any) -> st
     function_name = _name_for_adapter(target, error, called)
     framework = getattr(loaded, "framework", None) or find_imports(error.function).framework
     code = adapter_lines(error.function, function_name, framework if isinstance(framework, str) else None)
+    if not code:
+        missing = join_words(_inputs_without_parameter(error.function))
+        lines.append(
+            f"The function has no parameter for {missing}: add a parameter for each, or name another function."
+        )
+        return "\n".join(lines)
     return "\n".join([*lines, _adapter_instruction(target, function_name.adapter), "", *code])
 
 
@@ -180,17 +186,22 @@ def unused_parameter_hints(name: str, function: Callable[..., Any]) -> list[str]
 def adapter_lines(function: Callable[..., Any], name: NameForAdapter, framework: str | None) -> list[str]:
     """Return the lines of an adapter with the signature of attention that calls another function, to be pasted.
 
-    Unknown arguments are written as ``...``, and a comment lists them.
+    Unknown arguments are written as ``...``, and a comment lists them, with the inputs that are not passed yet. Empty
+    if the function has no parameter for an input.
     """
     arguments, options = _adapter_arguments(inspect.signature(function))
+    missing = _inputs_without_parameter(function)
     defaults = {option: contract_keywords("attention")[option] for option in options}
     taken = "".join(f", {option}={default!r}" for option, default in defaults.items())
     blanks = [called or "an input" for called, expression in arguments if expression == _UNKNOWN_ARGUMENT]
+    if missing and not blanks:
+        return []
+    unpassed = f" (not passed yet: {join_words(missing)})" if missing else ""
     lines = [
         *([f"{name.import_statement}", "", ""] if name.import_statement else []),
         f"def {name.adapter}(query, key, value{', *' if taken else ''}{taken}):",
         *(["    # mask is boolean: true = may attend"] if "mask" in options else []),
-        *([f"    # FILL IN what stands as ...: {', '.join(blanks)}"] if blanks else []),
+        *([f"    # FILL IN what stands as ...: {', '.join(blanks)}{unpassed}"] if blanks else []),
         f"    return {name.call_expression}({', '.join(f'{key}={code}' if key else code for key, code in arguments)})",
     ]
     return [*lines, *(["", "", f'{name.adapter}.framework = "{framework}"'] if framework else [])]
@@ -204,7 +215,8 @@ def _adapter_arguments(signature: inspect.Signature) -> tuple[list[tuple[str, st
     for number, parameter in enumerate(signature.parameters.values()):
         meant = _contract_name_of_parameter(parameter.name)
         is_required = parameter.default is inspect.Parameter.empty
-        if parameter.kind not in (*_BY_POSITION, *_BY_KEYWORD) or not (is_required or meant in _OPTIONS_TO_PASS_ON):
+        is_passed = is_required or parameter.name in inputs or meant in _OPTIONS_TO_PASS_ON
+        if parameter.kind not in (*_BY_POSITION, *_BY_KEYWORD) or not is_passed:
             continue
         expression = inputs.get(parameter.name) or _NEUTRAL_ARGUMENTS.get(parameter.name.lower(), _UNKNOWN_ARGUMENT)
         if meant in _OPTIONS_TO_PASS_ON and meant is not None and parameter.name not in inputs:
@@ -213,7 +225,16 @@ def _adapter_arguments(signature: inspect.Signature) -> tuple[list[tuple[str, st
         in_place = len(arguments) == number and not any(name for name, _ in arguments)
         by_position = in_place and parameter.name in inputs and parameter.kind in _BY_POSITION
         arguments.append(("" if by_position or parameter.kind is _BY_POSITION[0] else parameter.name, expression))
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    if takes_any and all(expression != _UNKNOWN_ARGUMENT for _, expression in arguments):
+        arguments += [(name, name) for name in INPUTS_BY_FUNCTION["attention"] if name not in inputs.values()]
     return arguments, [option for option in contract_keywords("attention") if option in options]
+
+
+def _inputs_without_parameter(function: Callable[..., Any]) -> list[str]:
+    """Return the inputs of attention that an adapter cannot pass to a function."""
+    passed = {expression for _, expression in _adapter_arguments(inspect.signature(function))[0]}
+    return [name for name in INPUTS_BY_FUNCTION["attention"] if name not in passed]
 
 
 def _input_of_parameter(signature: inspect.Signature) -> dict[str, str]:

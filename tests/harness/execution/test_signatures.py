@@ -84,9 +84,30 @@ def test_what_does_not_fit_or_cannot_be_guessed_and_optional_parameters_that_nob
         assert len(found) == len(expected)
         assert all(line.startswith(words) for words, line in zip(expected, found, strict=True))
     lines = adapter_lines(function("qkv, block_size, causal"), NameForAdapter("my_attn"), "torch")
-    assert "    # FILL IN what stands as ...: qkv, block_size" in lines
+    blanks = "qkv, block_size (not passed yet: query, key and value)"
+    assert f"    # FILL IN what stands as ...: {blanks}" in lines
     assert "    return my_attn(qkv=..., block_size=..., causal=is_causal)" in lines
     assert lines[-1] == 'attention.framework = "torch"'
+
+
+def test_an_adapter_never_drops_an_input(tmp_path: Path, invoke: Invoke) -> None:
+    for parameters, call in {
+        "query, kv": "query, kv=...",
+        "query, mask=None, key=None, value=None": "query, mask=mask, key=key, value=value",
+        "query, **inputs": "query, key=key, value=value",
+        "query, both, **options": "query, both=...",
+    }.items():
+        kernel = taking(parameters)
+        lines = adapter_lines(kernel, NameForAdapter("my_attn"), None)
+        assert f"    return my_attn({call})" in lines
+        assert any("not passed yet: key and value" in line for line in lines) == ("..." in call)
+    assert adapter_lines(taking("query"), NameForAdapter("my_attn"), None) == []
+    (tmp_path / "kernel.py").write_text("def attention(query, *, scale=None):\n    return query\n", encoding="utf-8")
+    code, _, error = invoke("check", "attention/e*", "--implementation", "kernel.py:attention")
+    assert code == 2
+    assert error.endswith(
+        "\nThe function has no parameter for key and value: add a parameter for each, or name another function.\n"
+    )
 
 
 def test_keywords_of_the_contract_without_a_default_are_given_what_the_contract_says(tmp_path: Path) -> None:
