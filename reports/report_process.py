@@ -24,16 +24,29 @@ IMPORTED_MODULES = (
 _frames: Frames | None = None
 
 
-def load_and_summarise(results: Path, quiet: bool = True) -> list[Line]:
+def load_and_summarise(results: Path, quiet: bool) -> list[Line]:
     """Read a results directory, and return the lines of the answer; the frames stay here for the report."""
+    from attncheck.reports.short_form import summary_lines
+
+    frames = _load_frames(results)
+    return list(summary_lines(frames, quiet=quiet, announced=frames.announced))
+
+
+def load_and_list_causes(results: Path) -> list[Line]:
+    """Read a results directory, and return the lines of the causes; the frames stay here for the report."""
+    from attncheck.reports.short_form import cause_lines
+
+    return list(cause_lines(_load_frames(results)))
+
+
+def _load_frames(results: Path) -> Frames:
     from attncheck.reports.frames import make_frames
     from attncheck.reports.merge import merge_runs
-    from attncheck.reports.short_form import summary_lines
     from attncheck.results.reader import read_runs
 
     global _frames
     _frames = make_frames(merge_runs(read_runs([results])))
-    return list(summary_lines(_frames, quiet=quiet, announced=_frames.announced))
+    return _frames
 
 
 def write_loaded_report(folder: Path) -> Path:

@@ -89,8 +89,7 @@ def _answer_lines(frames: Frames, announced: Collection[str], *, quiet: bool) ->
     else:
         yield from [] if quiet else [Text(_LINE_BREAK.sub(" ", f"{answer.word}."), "bold")]
         yield from [] if quiet or causes or not answer.judged else [f"{answer.judged}."]
-        for column, texts in causes.items():
-            yield from _lines_of_causes(frames.title(column, with_version=False), texts)
+        yield from cause_lines(frames)
     common = [*declaration_lines(frames), *(f"{line}." for line in pattern_lines(frames))]
     yield from (Text(_LINE_BREAK.sub(" ", line), "bold") for line in common)
     if not quiet:
@@ -98,6 +97,12 @@ def _answer_lines(frames: Frames, announced: Collection[str], *, quiet: bool) ->
         yield from (*answer.warnings, *selection_sentences(frames)) if wrong else answer.sentences
         yield from (f"{note}." for note in frames.notes if note not in announced)
         yield implementations_table(frames)
+
+
+def cause_lines(frames: Frames) -> Iterator[Line]:
+    """Yield each wrong implementation whose causes are known, and its causes."""
+    for column, texts in causes_by_column(frames).items():
+        yield from _lines_of_causes(frames.title(column, with_version=False), texts)
 
 
 def _lines_of_causes(opening: str, texts: Sequence[str]) -> Iterator[Line]:

@@ -305,7 +305,7 @@ def check(
 
         show = partial(_report_and_show, request)
         outcome = watch_files(
-            request, run_request, show, lambda _: write_page(request), partial(_prepare_next_run, options)
+            request, run_request, show, partial(write_page, request), partial(_prepare_next_run, options)
         )
         raise typer.Exit(outcome)
     summary = run_request(request)
@@ -313,21 +313,26 @@ def check(
     raise typer.Exit(summary.exit_code)
 
 
-def write_page(request: RunRequest) -> None:
-    """Write the report, if one is wanted."""
-    from attncheck.reports.report_process import load_and_summarise
+def write_page(request: RunRequest, *, shows_causes: bool = False) -> None:
+    """Write the report, if one is wanted; print the causes of failures before, if ``shows_causes``."""
+    from attncheck.reports.report_process import load_and_list_causes
+    from attncheck.reports.terminal import print_lines
     from attncheck.results.format import REPORT_FOLDER
 
-    options = request.options
-    if not options.report:
+    options, process, frames = request.options, request.report_process, None
+    if not (options.report or shows_causes):
         return
-    folder, process = options.output / REPORT_FOLDER, request.report_process
-    if (
-        process is None
-        or process.call(load_and_summarise, options.output) is None
-        or not _write_in_process(process, folder)
-    ):
-        write_frames(read_frames_of_runs([options.output]), folder)
+    lines = None if process is None else process.call(load_and_list_causes, options.output)
+    if lines is None:
+        from attncheck.reports.short_form import cause_lines
+
+        frames = read_frames_of_runs([options.output])
+        lines = list(cause_lines(frames))
+    if shows_causes:
+        print_lines(lines)
+    folder = options.output / REPORT_FOLDER
+    if options.report and (frames or process is None or not _write_in_process(process, folder)):
+        write_frames(frames or read_frames_of_runs([options.output]), folder)
 
 
 def _write_in_process(process: ReportProcess, folder: Path) -> Path | None:

@@ -43,14 +43,13 @@ if TYPE_CHECKING:
 
 
 _MAX_NAMED_FILES = 3
-Finish = Callable[["RunSummary"], None]
 
 
 def watch(
     request: RunRequest,
     run_request: Callable[..., RunSummary],
-    show: Finish,
-    write: Finish,
+    show: Callable[[RunSummary], None],
+    write: Callable[..., None],
     prepare: Callable[[], None] = lambda: None,
 ) -> ExitCode:
     """Run, and run again whenever a file is saved, until Ctrl-C; return the exit code of the last run.
@@ -61,7 +60,8 @@ def watch(
         request: What runs.
         run_request: Runs it; a second argument is what shows a failing evaluation.
         show: Shows the answer of the first run that comes to its end.
-        write: Does what is to be done after each of the others, when it has been shown what changed.
+        write: Writes the report of each later run after its changes are shown. The keyword ``shows_causes`` is true
+            if the causes of failures are to be printed.
         prepare: Starts what the next run needs, while the user edits.
 
     Raises:
@@ -120,8 +120,8 @@ class _RepeatedRuns:
 
     request: RunRequest
     run_request: Callable[..., RunSummary]
-    show: Finish
-    write: Finish
+    show: Callable[[RunSummary], None]
+    write: Callable[..., None]
     code: ExitCode = ExitCode.INTERRUPTED
     failing: Outcomes | None = None
     """None before the first complete run."""
@@ -152,7 +152,7 @@ class _RepeatedRuns:
             typer.echo(f"{strftime('%H:%M:%S', localtime())} {_file_names(saved)}: {comparison.headline}{code}")
             for line in comparison.lines():
                 typer.echo(f"  {line}")
-        self.write(summary)
+        self.write(shows_causes=bool(comparison.changes and comparison.failing))
 
     def _next_request(self) -> RunRequest:
         options = self.request.options

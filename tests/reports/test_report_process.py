@@ -7,8 +7,8 @@ from pathlib import Path
 
 from attncheck.cli.output import ReportProcess
 from attncheck.reports.frames import Frames
-from attncheck.reports.report_process import load_and_summarise, write_loaded_report
-from attncheck.reports.short_form import summary_lines
+from attncheck.reports.report_process import load_and_list_causes, load_and_summarise, write_loaded_report
+from attncheck.reports.short_form import cause_lines, summary_lines
 
 
 def test_another_process_gives_the_same_answer_and_the_same_files_until_it_ends(
@@ -21,6 +21,7 @@ def test_another_process_gives_the_same_answer_and_the_same_files_until_it_ends(
     expected = summary_lines(document_frames, quiet=False, announced=document_frames.announced)
     assert lines is not None
     assert [str(line) for line in lines] == [str(line) for line in expected]
+    assert process.call(load_and_list_causes, document_run) == list(cause_lines(document_frames))
     written = process.call(write_loaded_report, tmp_path / "report")
     assert written == tmp_path / "report" / "report.md"
     here, there = (
