@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any, Literal
 
 import numpy as np
@@ -146,6 +147,7 @@ def judge_stage(
     wanted = shapes.get(stage)
     if wanted is not None and array.shape != wanted:
         message = f"expected shape {format_shape(wanted)}, got {format_shape(array.shape)}"
+        message += _describe_swapped_axes(stage, wanted, array.shape)
         return StageJudgement(stage, Verdict.SHAPE, message=message)
     expected_dtype = truth.bounds.stage_dtype(stage)
     if wanted is not None and str(array.dtype) != expected_dtype:
@@ -331,6 +333,17 @@ def describe_wrong_ranges(stage: str, wrong: Flags) -> str:
         if len(indices) < length and last - first + 1 == len(indices):
             parts.append(f"{one} {first} of {length}" if first == last else f"{many} {first} to {last} of {length}")
     return f"all {count} wrong elements are in {', '.join(parts)} (counted from 0)" if parts else ""
+
+
+def _describe_swapped_axes(stage: str, expected: Shape, returned: Shape) -> str:
+    """Name the two axes of a stage whose exchange gives the returned shape; empty if there are none."""
+    names = [many for _, many in _axis_names(stage, len(expected))]
+    for first, second in combinations(range(len(names)), 2):
+        swapped = list(expected)
+        swapped[first], swapped[second] = expected[second], expected[first]
+        if tuple(swapped) == returned:
+            return f": {names[first]} and {names[second]} are swapped"
+    return ""
 
 
 def _axis_names(stage: str, rank: int) -> list[tuple[str, str]]:

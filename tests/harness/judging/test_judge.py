@@ -237,6 +237,19 @@ def test_a_wrong_row_that_does_not_follow_from_the_scores_is_the_fault_of_its_ow
         assert found.message.endswith("all 2 wrong elements are in query row 1 of 2 (counted from 0)")
 
 
+def test_the_message_of_a_wrong_shape_names_two_swapped_axes() -> None:
+    shape, expected = (2, 3, 4, 5), "expected shape 2x3x4x5, got "
+    truth = Problem("attention", {}, {name: np.ones(shape) for name in ("query", "key", "value")}).truth()
+    for returned, end in {
+        (2, 4, 3, 5): "2x4x3x5: heads and query rows are swapped",
+        (2, 3, 5, 4): "2x3x5x4: query rows and columns are swapped",
+        (2, 4, 5, 3): "2x4x5x3",
+        (2, 3, 4): "2x3x4",
+    }.items():
+        [found] = judge_stages(truth, {"output": np.ones(returned)}, {"output": shape}, "native")
+        assert (found.verdict, found.message) == (Verdict.SHAPE, expected + end)
+
+
 def test_a_textbook_is_right_and_errors_too_large_to_be_rounding_fail_on_generic_inputs_alone(
     truth: Truth, case: Case
 ) -> None:
@@ -336,7 +349,7 @@ def test_a_wrong_shape_or_dtype_is_told_by_the_case_itself(judge_all: JudgeAll, 
     turned, other = right["weights"].swapaxes(-1, -2), right["output"].astype(another)
     whole = np.ones_like(right["output"], dtype=np.int64)  # raises nothing
     for stage, array, verdict, message in (
-        ("weights", turned, "shape", "expected shape 1x2x7x9, got 1x2x9x7"),
+        ("weights", turned, "shape", "expected shape 1x2x7x9, got 1x2x9x7: query rows and keys are swapped"),
         ("output", other, "dtype", f"expected {dtype}, got {another}"),
         ("output", whole, "dtype", f"expected {dtype}, got int64"),
     ):
