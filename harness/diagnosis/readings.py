@@ -26,6 +26,7 @@ from attncheck.diagnosis.readings_of_entries import ENTRY_READINGS, move_window_
 from attncheck.diagnosis.readings_of_gradients import GRADIENT_READINGS
 from attncheck.diagnosis.readings_of_launches import LAUNCH_READINGS
 from attncheck.diagnosis.readings_of_scores import SCORE_READINGS, is_masked
+from attncheck.diagnosis.readings_of_softmax import SOFTMAX_AND_LAYOUT_READINGS
 from attncheck.diagnosis.replaced_steps import REPLACED_STEPS
 from attncheck.judging.alternatives import (
     AppliedReading,
@@ -513,7 +514,7 @@ READING_CATALOGUE: Mapping[str, Sequence[Reading]] = {
     "Other entries, heads and places": ENTRY_READINGS,
     "Tiles, parts, and what is never written": LAUNCH_READINGS,
     **SCORE_READINGS,
-    **REPLACED_STEPS,
+    "Softmax, log_sum_exp and output": (*REPLACED_STEPS, *SOFTMAX_AND_LAYOUT_READINGS),
     "Gradients": GRADIENT_READINGS,
     "Fitted numbers, and accuracy": (
         FITTED_SCALE_READING,

@@ -331,77 +331,6 @@ def scores_times_lengths(name: str, power: float) -> StepRule:
     return compute_stages
 
 
-def add_to_denominator(number: float) -> StepRule:
-    """Add a number to the sum of the exponentials, which are scaled so that the largest is 1."""
-
-    def compute_stages(at: ReplacedStepContext) -> ApproximateStages:
-        if (sums := _row_sums_of_exponentials(at)) is None:
-            return {}
-        errors, (highest, parts, shift) = at.max_errors, sums
-        factor = parts / (parts + number)
-        weights = at.exact_value("weights") * factor
-        of_shift = np.expm1(shift)[..., np.newaxis] * number / (parts + number)
-        max_error = errors["weights"] * factor + np.abs(weights) * (of_shift + at.few_roundings_error)
-        max_error = max_error + at.rounding.weight_underflow
-        total = np.log(parts[..., 0] + number) + highest
-        rounded = at.few_roundings_error * (np.abs(total) + np.abs(highest) + 1)
-        results = {
-            "weights": (weights, max_error),
-            "log_sum_exp": (total, (errors["log_sum_exp"] + 2 * shift) + rounded),
-        }
-        return results | at.stages_after_weights(weights, max_error)
-
-    return compute_stages
-
-
-def leave_out_denominator(at: ReplacedStepContext) -> ApproximateStages:
-    """Return the exponentials themselves as weights, scaled so that the largest is 1."""
-    if (with_error := _exponentials_with_error(at)) is None:
-        return {}
-    exponentials, max_error = with_error
-    return {"weights": with_error} | at.stages_after_weights(exponentials, max_error)
-
-
-def divide_by_sum_over_queries(at: ReplacedStepContext) -> ApproximateStages:
-    """Divide the exponentials by their sum over the queries, after each row's maximum was subtracted."""
-    if (with_error := _exponentials_with_error(at)) is None or with_error[0].ndim < 2:
-        return {}
-    exponentials, error = with_error
-    total, moved = (array.sum(axis=-2, keepdims=True) for array in with_error)
-    if not (total > moved).all():  # a key that no query may attend to
-        return {}
-    weights = exponentials / total
-    # (e + de) / (t + dt) - e / t = (de - w dt) / (t + dt); the sum adds as many numbers as there are queries.
-    roundings = at.few_roundings_error + exponentials.shape[-2] * at.rounding.coarsest_unit
-    max_error = (error + weights * moved) / (total - moved) + weights * roundings + at.rounding.weight_underflow
-    return {"weights": (weights, max_error)} | at.stages_after_weights(weights, max_error)
-
-
-def _exponentials_with_error(at: ReplacedStepContext) -> tuple[Real, Real] | None:
-    """Return exp(logit - maximum of the row) and its largest error; None if they do not follow from the weights."""
-    if (sums := _row_sums_of_exponentials(at)) is None:
-        return None
-    _, parts, shift = sums
-    exponentials = at.exact_value("weights") * parts
-    of_shift = np.expm1(shift)[..., np.newaxis]
-    max_error = at.max_errors["weights"] * parts + exponentials * (of_shift + at.few_roundings_error)
-    return exponentials, max_error + at.rounding.weight_underflow
-
-
-def _row_sums_of_exponentials(at: ReplacedStepContext) -> tuple[Real, Real, Real] | None:
-    """Return each row's maximum, its sum of exp(logit - maximum), and the error of the sum's logarithm.
-
-    None if they do not follow from the stages: with sinks, a row without a key, or a log_sum_exp in base 2.
-    """
-    problem = at.exact_stages.canonical_problem
-    if not {"log_sum_exp", "weights"} <= at.truth.exact.keys() or problem.options.get("lse_base") == "2":
-        return None
-    (highest, moved), total = at.row_maxima_and_errors(), at.exact_value("log_sum_exp")
-    if not np.isfinite(highest).all() or "sinks" in problem.inputs:
-        return None
-    return highest, np.exp(total - highest)[..., np.newaxis], at.max_errors["log_sum_exp"] + moved
-
-
 # Other heads.
 
 
@@ -432,10 +361,12 @@ def split_heads_by_view(at: ReplacedStepContext) -> ApproximateStages:
 
 
 _ATTENTION_OPS = ("attention", "multi_head_attention")
-_SOFTMAX_OPS = ("softmax", *_ATTENTION_OPS, *OPERATIONS_BY_SCORE)
+SOFTMAX_OPS = ("softmax", *_ATTENTION_OPS, *OPERATIONS_BY_SCORE)
 _VALUE_OPS = (*_ATTENTION_OPS, *OPERATIONS_BY_SCORE)
+PLAIN_OPS = ("attention", *OPERATIONS_BY_SCORE)
+"""Operations whose output is the weighted mean of the values, (B, H, Lq, Dv)."""
 _MERGE_OPS = ("merge_states",)
-_LSE_OPS = (*_SOFTMAX_OPS, *_MERGE_OPS)
+_LSE_OPS = (*SOFTMAX_OPS, *_MERGE_OPS)
 _SCORE_OPS = ("scoring", *_ATTENTION_OPS, *OPERATIONS_BY_SCORE)
 _PROJECTION_OPS = ("multi_head_attention",)
 _SOFTCAP_OPS = ("attention", "scoring")
@@ -488,13 +419,13 @@ def _is_fully_defined(truth: Truth) -> bool:
 
 
 def _enclose_float64(value: Real, radius: Real) -> Enclosure:
-    """Return an enclosure of float64 values; NaN gets an infinite radius."""
+    """Return an enclosure of float64 values; NaN gets an infinite radius, unless its own is 0: the result is NaN."""
     known = np.isfinite(value)
-    radius = np.where(known, radius, np.where(np.isnan(value), np.inf, 0.0))
+    radius = np.where(known, radius, np.where(np.isnan(value) & (radius != 0), np.inf, 0.0))
     return Enclosure(value, np.zeros_like(value), np.broadcast_to(radius, value.shape))
 
 
-def _replace_step(rule: StepRule, operations: tuple[str, ...], answer: str = "") -> Change:
+def replace_step(rule: StepRule, operations: tuple[str, ...], answer: str = "") -> Change:
     """Return a change that replaces a step in some operations."""
     replacement = make_step_replacement(rule)
 
@@ -508,19 +439,19 @@ def _replace_step(rule: StepRule, operations: tuple[str, ...], answer: str = "")
 _SOFTMAX_READINGS = (
     *(
         Reading(f"softmax-over-{axis}", f"the softmax runs over the {axis}, not over the keys",
-                _replace_step(softmax_over_axis(number), _SOFTMAX_OPS), first_stage="weights")
+                replace_step(softmax_over_axis(number), SOFTMAX_OPS), first_stage="weights")
         for axis, number in (("queries", -2), ("heads", -3), ("batch", -4))
     ),
     Reading("weights-not-renormalised", "masked weights are set to zero behind the softmax, the others not "
-            "renormalised", _replace_step(mask_after_softmax, _VALUE_OPS, "not renormalised")),
+            "renormalised", replace_step(mask_after_softmax, _VALUE_OPS, "not renormalised")),
     Reading("mask-not-renormalised", "weights that the mask forbids are set to zero behind the softmax, and the "
-            "others not renormalised", _replace_step(only_mask_after_softmax, _VALUE_OPS, "not renormalised")),
+            "others not renormalised", replace_step(only_mask_after_softmax, _VALUE_OPS, "not renormalised")),
     convention_reading("softcap-after-masked", "the softcap is applied after the mask, and masked keys have the logit "
-               "-softcap; the case means before it", _replace_step(mask_at_minus_softcap, _ATTENTION_OPS)),
-    Reading("scores-squared", "the scores are squared", _replace_step(square_scores, _SCORE_OPS), first_stage="scores"),
+               "-softcap; the case means before it", replace_step(mask_at_minus_softcap, _ATTENTION_OPS)),
+    Reading("scores-squared", "the scores are squared", replace_step(square_scores, _SCORE_OPS), first_stage="scores"),
     *(
         Reading(f"softcap-{name}", f"the softcap {says}",
-                _replace_step(change_softcap_function(change, slope), _SOFTCAP_OPS), "softcap", "capped")
+                replace_step(change_softcap_function(change, slope), _SOFTCAP_OPS), "softcap", "capped")
         for name, says, change, slope in (
             ("twice", "is applied twice", lambda s, c, a: c * np.tanh(np.tanh(s / c)), lambda c, a: 1.0),
             ("not-multiplied-back", "is tanh(s / c), without the factor c", lambda s, c, a: np.tanh(s / c),
@@ -534,29 +465,20 @@ _SOFTMAX_READINGS = (
     ),
     *(
         Reading(f"cosine-times-{slug}", f"scores are {says}",
-                _replace_step(scores_times_lengths(name, power), _COSINE_OPS), first_stage="scores")
+                replace_step(scores_times_lengths(name, power), _COSINE_OPS), first_stage="scores")
         for slug, says, name, power in (
             ("length-of-query", "not divided by the length of the query", "query", 1),
             ("length-of-key", "not divided by the length of the key", "key", 1),
             ("inverse-lengths", "divided by the squares of lengths", "both", -1),
         )
     ),
-    *(
-        Reading(f"denominator-plus-{number:g}", f"{number:g} is added to the sum of the exponentials",
-                _replace_step(add_to_denominator(number), _SOFTMAX_OPS), first_stage="weights")
-        for number in (1.0, 1e-3, 1e-6, 1e-9)
-    ),
-    Reading("denominator-left-out", "the exponentials are not divided by their sum",
-            _replace_step(leave_out_denominator, _SOFTMAX_OPS), first_stage="weights"),
-    Reading("denominator-over-queries", "the exponentials are divided by their sum over the queries, not over the keys",
-            _replace_step(divide_by_sum_over_queries, _SOFTMAX_OPS), first_stage="weights"),
     Reading("heads-merged-by-view", "heads are merged by a reshape without a transposition",
-            _replace_step(merge_heads_by_view, _PROJECTION_OPS), first_stage="output"),
+            replace_step(merge_heads_by_view, _PROJECTION_OPS), first_stage="output"),
     Reading("heads-split-by-view", "heads are split by a reshape without a transposition",
-            _replace_step(split_heads_by_view, _PROJECTION_OPS), first_stage="query"),
+            replace_step(split_heads_by_view, _PROJECTION_OPS), first_stage="query"),
 )  # fmt: skip
 _LOG_SUM_EXP_READINGS = tuple(
-    Reading(f"log-sum-exp-{name}", f"log_sum_exp {says}", _replace_step(rule, operations), first_stage="log_sum_exp")
+    Reading(f"log-sum-exp-{name}", f"log_sum_exp {says}", replace_step(rule, operations), first_stage="log_sum_exp")
     for name, says, rule, operations in (
         ("base-2", "is in base 2: it lacks the factor ln(2)", change_log_sum_exp(1 / _LN2, 1 / _LN2), _LSE_OPS),
         ("base-e", "is in base e: it has the factor ln(2)", change_log_sum_exp(_LN2, _LN2, base_two=True), _MERGE_OPS),
@@ -632,14 +554,14 @@ _OUTPUT_READINGS = number_readings(
     lambda words: f"the {{stage}} {words}",
     "output times",
     (
-        ("output-doubled", "is twice as large", restrict_to_operations(_SOFTMAX_OPS, lambda problem: 2.0)),
-        ("output-halved", "is half as large", restrict_to_operations(_SOFTMAX_OPS, lambda problem: 0.5)),
-        ("output-negated", "is the negative", restrict_to_operations(_SOFTMAX_OPS, lambda problem: -1.0)),
+        ("output-doubled", "is twice as large", restrict_to_operations(SOFTMAX_OPS, lambda problem: 2.0)),
+        ("output-halved", "is half as large", restrict_to_operations(SOFTMAX_OPS, lambda problem: 0.5)),
+        ("output-negated", "is the negative", restrict_to_operations(SOFTMAX_OPS, lambda problem: -1.0)),
         *factor_and_inverse_rows(
             "output",
             "keys",
             "the number of keys",
-            restrict_to_operations(_SOFTMAX_OPS, lambda problem: float(count_queries_and_keys(problem.inputs)[1])),
+            restrict_to_operations(SOFTMAX_OPS, lambda problem: float(count_queries_and_keys(problem.inputs)[1])),
         ),
         *factor_and_inverse_rows(
             "output", "root-of-width", "sqrt(D)", restrict_to_operations(_ATTENTION_OPS, head_width_power(0.5))
@@ -652,7 +574,4 @@ _OUTPUT_READINGS = number_readings(
     multiply_failing_stages("weights", *MEANS, from_any=True),
 )
 
-REPLACED_STEPS: Mapping[str, Sequence[Reading]] = {
-    "Softmax, log_sum_exp and output": (*_SOFTMAX_READINGS, *_LOG_SUM_EXP_READINGS, *_OUTPUT_READINGS),
-}
-"""Readings that replace a step, by topic."""
+REPLACED_STEPS: Sequence[Reading] = (*_SOFTMAX_READINGS, *_LOG_SUM_EXP_READINGS, *_OUTPUT_READINGS)
