@@ -23,8 +23,9 @@ or inputs cannot be mixed.
 A run that stops early, after ``--maxfail`` failing cases, still ends with these steps. After each judged case,
 ``FailureLimit`` decides whether to stop, and the summary counts the cases that did not run.
 
-Two further steps call an implementation again, only if they can help. Conventions are measured if the failures of a
-user's function have no cause. Requirements are suggested if it was judged in hardly any case.
+Three further steps call an implementation again, only if they can help. Conventions are measured if the failures of a
+user's function have no cause. A few of these failures are repeated in new processes (``asking.earlier_calls``).
+Requirements are suggested if it was judged in hardly any case.
 """
 
 from __future__ import annotations
@@ -332,6 +333,13 @@ class _CaseRun:
         failing = diagnose_rows(
             recorder.failures, self.plan, self.judge, returned, self._measure_conventions, recorder.judged_cases
         )
+        if self.settings.cluster is None:
+            from attncheck.asking.earlier_calls import mark_results_of_earlier_calls
+
+            cases = {case.id: case for case in self.plan.cases}
+            failing = mark_results_of_earlier_calls(
+                recorder.failures, failing, self.chosen.implementations, cases, self.judge, self.settings.limits
+            )
         replace_rows(self.settings.output, dict(zip(map(row_key, recorder.failures), failing, strict=True)))
         return failing
 

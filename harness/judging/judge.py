@@ -184,7 +184,7 @@ def make_stage_rows(
         )
         if judgement.stage in judged.excused_stages:
             row = replace(row, xfail=True, reason=judged.excuse_reason, thread=judged.excuse_source)
-        diagnosis = next((name for begin, name in _MEMORY_DIAGNOSES.items() if row.message.startswith(begin)), "")
+        diagnosis = next((name for begin, name in MEMORY_DIAGNOSES.items() if row.message.startswith(begin)), "")
         row = replace(row, diagnosis=diagnosis) if diagnosis else row
         rows.append(
             replace(row, message=f"{READ_AS_PREFIX}{declared_conventions}")
@@ -325,7 +325,9 @@ OTHER_CALL_DIAGNOSIS = "numbers-of-another-call"
 """The diagnosis of a stage with numbers of another call. One case alone does not give it."""
 NEVER_WRITTEN_DIAGNOSIS = "memory-left-unwritten"
 NEXT_CALL_DIAGNOSIS = "overwritten-by-the-next-call"
-_MEMORY_DIAGNOSES = {
+RIGHT_IN_NEW_PROCESS_DIAGNOSIS = "right-in-a-new-process"
+"""The diagnosis of a stage that is right if the call is repeated in a new process (``asking.earlier_calls``)."""
+MEMORY_DIAGNOSES = {
     OVERWRITTEN_FAULT: NEXT_CALL_DIAGNOSIS,
     UNWRITTEN_FAULT: NEVER_WRITTEN_DIAGNOSIS,
     SECOND_CALL_FAULT: OTHER_CALL_DIAGNOSIS,
