@@ -140,15 +140,31 @@ class Imports:
         return None if "numpy" in self.packages and not self.library_distribution else self.framework
 
 
+_DISTRIBUTION_SUFFIXES = (".dist-info", ".egg-info", ".egg-link", "EGG-INFO")
+"""Of the names of files and folders that describe a distribution."""
+
+
 @lru_cache(maxsize=1)  # every function of a run is looked at; reading all distributions takes a tenth of a second
-def _distributions_by_package(path: tuple[str, ...]) -> Mapping[str, Sequence[str]]:
-    """Return the distributions that have each top-level package, as long as ``sys.path`` is this one."""
+def _distributions_by_package(installed: tuple[tuple[str, ...], ...]) -> Mapping[str, Sequence[str]]:
+    """Return the distributions that have each top-level package, as long as these are ``installed``."""
     return packages_distributions()
+
+
+def _installed_distributions() -> tuple[tuple[str, ...], ...]:
+    """Return each folder of ``sys.path`` that has distributions, with their names; a kernel's folder seldom has any."""
+    installed = []
+    for folder in dict.fromkeys(Path(entry).absolute() for entry in sys.path):
+        names = [str(folder)]
+        with suppress(OSError):
+            names += sorted(path.name for path in folder.iterdir() if path.name.endswith(_DISTRIBUTION_SUFFIXES))
+        if len(names) > 1 or folder.is_file():  # an archive
+            installed.append(tuple(names))
+    return tuple(installed)
 
 
 def find_imports(target: Any) -> Imports:
     """Return the imports of a loaded implementation's modules."""
-    installed = _distributions_by_package(tuple(sys.path))
+    installed = _distributions_by_package(_installed_distributions())
     name, imported = _module_and_used_packages(target)
     local, packages = {name.partition(".")[0]}, set(imported)
     waiting = {*local, *imported}
