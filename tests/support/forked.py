@@ -10,10 +10,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,8 +26,11 @@ from attncheck.execution.worker import THREAD_VARIABLES
 
 IMPORTED = (
     "cloudpickle",
+    "hypothesis",
     "ml_dtypes",
+    "numpy.random",
     "psutil",
+    "pytest",
     "attncheck.backends.numpy_backend",
     "attncheck.execution.call",
     "attncheck.execution.describing",
@@ -40,8 +45,9 @@ IMPORTED = (
     "attncheck.executors.local",
     "attncheck.judging.judge",
     "attncheck.judging.truth",
+    "forked_imports",
 )
-"""Of the modules that workers import, those that belong neither to a framework nor to a test."""
+"""The modules that workers import, except for frameworks, tests and pandas, which would make every fork dearer."""
 
 if "forkserver" in multiprocessing.get_all_start_methods():
     from multiprocessing.connection import wait
@@ -73,6 +79,7 @@ if "forkserver" in multiprocessing.get_all_start_methods():
         with pytest.MonkeyPatch.context() as patch:
             for name in THREAD_VARIABLES:
                 patch.setenv(name, "1")
+            patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
             multiprocessing.set_forkserver_preload([*IMPORTED])
             server.ensure_running()
         yield
