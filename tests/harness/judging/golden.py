@@ -26,7 +26,7 @@ import argparse
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import blake2b
 from itertools import chain
 from multiprocessing import get_context
@@ -98,18 +98,16 @@ def fingerprints(
             yield f"{case.id} {dtype}", " ".join(_fingerprints_of(truth, models, every_bit=every_bit))
 
 
-def fingerprints_on_all_cores(
-    cases: Sequence[Case], *, every_bit: bool = False, part: Units | None = None
-) -> dict[str, str]:
+def fingerprints_on_all_cores(cases: Sequence[Case], *, every_bit: bool = False) -> dict[str, str]:
     """Return the same as ``fingerprints``, in the same order, worked out side by side."""
     parts = [cases[first : first + _CASES_AT_A_TIME] for first in range(0, len(cases), _CASES_AT_A_TIME)]
     with ProcessPoolExecutor(available_processors(), get_context("spawn"), exit_when_parent_exits) as processes:
-        found = processes.map(partial(_of_part, every_bit=every_bit, part=part), parts)
+        found = processes.map(partial(_of_part, every_bit=every_bit), parts)
         return dict(chain.from_iterable(found))
 
 
-def _of_part(cases: Sequence[Case], *, every_bit: bool, part: Units | None) -> list[tuple[str, str]]:
-    return list(fingerprints(cases, every_bit=every_bit, part=part))
+def _of_part(cases: Sequence[Case], *, every_bit: bool) -> list[tuple[str, str]]:
+    return list(fingerprints(cases, every_bit=every_bit))
 
 
 def changes(recorded: Mapping[str, str], found: Mapping[str, str], cases: Iterable[Case]) -> list[str]:
@@ -204,11 +202,16 @@ def _level(bounds: Iterable[NDArray[np.float64]]) -> float:
     """Return the mean of the logarithms to base 2, each with its own weight in [1, 2); 0 where there is none."""
     total, number = 0.0, 0
     for index, array in enumerate(bounds):
-        weights = 1 + np.random.default_rng(index).random(array.shape)
-        kept = _has_level(array)
+        weights, kept = _weights(index, array.shape), _has_level(array)
         total += float((weights[kept] * np.log2(array[kept])).sum())
         number += int(kept.sum())
     return total / max(number, 1)
+
+
+@lru_cache(maxsize=128)
+def _weights(index: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return the weights of a bound; the rounding models of a case share them."""
+    return 1 + np.random.default_rng(index).random(shape)
 
 
 def _bytes_of(array: NDArray[Any]) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from golden import changes, fingerprints, fingerprints_on_all_cores, read_golden, standard_part
+from golden import changes, fingerprints, read_golden, standard_part
 
 from attncheck.attention import errors as bounds_terms
 from attncheck.reading.selection import select_cases
@@ -19,7 +19,7 @@ HOW_TO_ACCEPT = "If that is meant: python tests/harness/judging/golden.py, and s
 
 def test_exact_values_and_bounds_of_the_standard_cases_are_as_recorded() -> None:
     cases = select_cases(()).cases
-    found = fingerprints_on_all_cores(cases, part=standard_part(cases))
+    found = dict(fingerprints(cases, part=standard_part(cases)))
     assert len(found) > 0.2 * len(cases)
     for model in ROUNDING_MODELS:
         assert sum(f" {model}=" in text for text in found.values()) > 10, "every model is held in many cases"
