@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -151,9 +152,15 @@ def _differs(subject: Subject, scorer: UnitScorer) -> bool:
         and scorer.unit.dtype != "float64"
         and "float64" in subject.dtypes
     )
-    plain = _stages(scorer, RIGHT_KERNEL if is_kernel else SUBJECTS_BY_NAME[REFERENCE_NAME].backend)
+    plain = _plain_stages(scorer, RIGHT_KERNEL if is_kernel else SUBJECTS_BY_NAME[REFERENCE_NAME].backend)
     found = {stage: array for stage, array in _stages(scorer, subject.backend).items() if stage in plain}
     return any(not np.array_equal(array, plain[stage], equal_nan=True) for stage, array in found.items())
+
+
+@lru_cache(maxsize=4)
+def _plain_stages(scorer: UnitScorer, backend: BackendVariant) -> Mapping[str, NDArray[Any]]:
+    """Return the same of what many variants of a unit are compared with, one after the other."""
+    return _stages(scorer, backend)
 
 
 def _stages(scorer: UnitScorer, backend: BackendVariant) -> Mapping[str, NDArray[Any]]:
