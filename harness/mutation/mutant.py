@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial, wraps
 from inspect import Signature, isfunction, signature
 from types import FunctionType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -140,20 +140,21 @@ class BackendVariant:
     """One implementation under the contract's names: the NumPy backend with some of its steps replaced.
 
     ``hidden_stages`` are not returned, as a kernel does not return stages that it never has. ``steps`` are the replaced
-    ones; None if they are unknown.
+    ones; None if they are unknown. Of thousands of variants, few functions are ever called: they are made when first
+    used.
     """
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> StepFunction:
-            """Return a function of the contract."""
 
     def __init__(self, steps: StepReplacements | None = None, *, hidden_stages: frozenset[str] = frozenset()) -> None:
         self.hidden_stages = hidden_stages
         self.steps: StepReplacements | None = steps or {}
         self._namespace = _namespace_with_replacements(self.steps)
-        for name in _CONTRACT_SIGNATURES:
-            self._set_contract_function(name, self._namespace[name])
+
+    def __getattr__(self, name: str) -> StepFunction:
+        """Return a function of the contract. Raises ``AttributeError`` for any other name."""
+        if name not in _CONTRACT_SIGNATURES:
+            raise AttributeError(f"a variant of numpy_backend has no {name}")
+        self._set_contract_function(name, self._namespace[name])
+        return cast(StepFunction, vars(self)[name])
 
     def function_named(self, name: str) -> StepFunction:
         """Return this variant's version of a function of the backend."""
