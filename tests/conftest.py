@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -48,6 +49,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Give every framework and library of the table a marker, for the tests that need it."""
     for name, entry in ALL_ENTRIES.items():
         config.addinivalue_line("markers", f"{name}: needs {entry.packages[0]}")
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector leave alone what the tests import: a million objects, which stay until the end."""
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -179,8 +185,8 @@ def run_small(
     return partial(run_below, tmp_path)
 
 
-BY_HAND: dict[str, dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("support").joinpath("results.yaml").read_text(encoding="utf-8")
+BY_HAND: dict[str, dict[str, Any]] = yaml.load(
+    Path(__file__).with_name("support").joinpath("results.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader
 )
 
 

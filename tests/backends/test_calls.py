@@ -38,7 +38,7 @@ class Sizes:
     past: int = 4
 
 
-DATA: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("calls.yaml").read_text(encoding="utf-8"))
+DATA: dict[str, Any] = yaml.load(Path(__file__).with_name("calls.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
 SIZES = {name: Sizes(**changed) for name, changed in DATA["sizes"].items()}
 MASK_AXES = {"mask": "bqk", "bias": "hk"}
 """Axes that are not of length 1, unless others are named: ``mask=hqk``."""

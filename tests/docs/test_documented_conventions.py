@@ -24,7 +24,7 @@ REFUSED = "refused"
 LOADED_BY = {"keras": "tensorflow"}
 """The framework by which a library of another name computes here."""
 
-ENTRIES: dict[str, dict[str, Any]] = yaml.safe_load(SOURCE.read_text(encoding="utf-8"))
+ENTRIES: dict[str, dict[str, Any]] = yaml.load(SOURCE.read_text(encoding="utf-8"), yaml.CSafeLoader)
 
 
 def measured(function: str) -> dict[str, str]:

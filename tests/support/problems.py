@@ -96,7 +96,9 @@ _GIVEN: Mapping[str, Array] = {
     "query_offsets": np.array([1, 3]),
     "head_scale": np.array([0.25, -1.3, 0.0, 2.0]),
 }
-_ROWS: Mapping[str, Mapping[str, Any]] = yaml.safe_load(Path(__file__).with_name("problems.yaml").read_text("utf-8"))
+_ROWS: Mapping[str, Mapping[str, Any]] = yaml.load(
+    Path(__file__).with_name("problems.yaml").read_text("utf-8"), yaml.CSafeLoader
+)
 NAMES = tuple(_ROWS)
 FORWARD = tuple(name for name, row in _ROWS.items() if not row["operation"].endswith("_gradients"))
 

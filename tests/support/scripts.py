@@ -24,7 +24,9 @@ from attncheck.repro import repro_script
 
 Done = subprocess.CompletedProcess[str]
 
-KERNELS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("scripts.yaml").read_text(encoding="utf-8"))
+KERNELS: dict[str, str] = yaml.load(
+    Path(__file__).with_name("scripts.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader
+)
 
 
 def implementation(name: str) -> Implementation:

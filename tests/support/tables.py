@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-CASES: dict[str, str] = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text(encoding="utf-8"))
+CASES: dict[str, str] = yaml.load(Path(__file__).with_name("cases.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
 
 
 def tables_beside(file: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib.resources import files
 from math import isfinite
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import jsonschema_rs
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
@@ -46,9 +48,14 @@ TABLES = tables_beside(__file__)
 Load = Callable[[str | bytes], list[Case]]
 
 Group = dict[str, Any]
-_YAML = YAML(typ="safe")
-GROUPS, MEANINGS = (_YAML.load(Path(__file__).with_name(name)) for name in ("messages.yaml", "meanings.yaml"))
-SCHEMA = jsonschema_rs.Draft202012Validator(json.loads(case_file_schema()))
+GROUPS = yaml.load(Path(__file__).with_name("messages.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+MEANINGS = YAML(typ="safe").load(Path(__file__).with_name("meanings.yaml"))
+
+
+@cache
+def case_file_validator() -> jsonschema_rs.Draft202012Validator:
+    """Return the schema of case files."""
+    return jsonschema_rs.Draft202012Validator(json.loads(case_file_schema()))
 
 
 def files_of(group: Group) -> Iterator[tuple[str, Any]]:
@@ -154,7 +161,7 @@ def test_a_fault_is_told_once_with_its_place(load_text: Load, tmp_path: Path, gr
 def follows_schema(path: Path, said: str, *, always: bool) -> bool:
     """Whether the schema refuses a file, always or where a schema can say what is said."""
     try:
-        accepted = SCHEMA.is_valid(without_infinity(read_yaml(path).data))
+        accepted = case_file_validator().is_valid(without_infinity(read_yaml(path).data))
     except YamlFault:
         return not always
     return not accepted or (not always and any(re.search(kind, said) for kind in TABLES["beyond_a_schema"]))
@@ -179,7 +186,7 @@ def test_the_schemas_are_schemas_which_the_corpus_and_the_examples_of_the_refere
     tags = jsonschema_rs.Draft202012Validator(json.loads(tag_file_schema()))
     paths = sorted([*CORPUS.rglob("*.yaml"), *(ROOT / "examples" / "case_files").glob("*.yaml")])
     for path in paths:
-        validator = tags if path.name == "tags.yaml" else SCHEMA
+        validator = tags if path.name == "tags.yaml" else case_file_validator()
         errors = validator.iter_errors(without_infinity(read_yaml(path).data))
         assert [f"{error.instance_path}: {error.message[:200]}" for error in errors] == [], path.name
 
@@ -190,7 +197,7 @@ def test_the_schema_accepts_what_is_loaded(fuzzing: Any, seed: int) -> None:
     with suppress(YamlFault, CaseError):
         data = without_infinity(read_yaml(path).data)
         load_case_file(path, "case.yaml", "case", load_tags(CORPUS, "tags.yaml"))
-        assert SCHEMA.is_valid(data)
+        assert case_file_validator().is_valid(data)
 
 
 Reader = Callable[[str | bytes], YamlDocument]
