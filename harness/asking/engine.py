@@ -37,6 +37,8 @@ class Engine:
         limits: Limits | None = None,
         store: Store = NO_STORE,
         expected_failures: Sequence[ExpectedFailure] | None = None,
+        *,
+        probes_state: bool = True,
     ) -> None:
         """Make an engine without a process.
 
@@ -44,8 +46,9 @@ class Engine:
             limits: Limits of the worker processes.
             store: The store of exact answers.
             expected_failures: The expected failures; None for the bundled lists and those of the project.
+            probes_state: Whether a user's function is called around some cases with one option or input changed.
         """
-        self.workers = WorkerPool(limits)
+        self.workers = WorkerPool(limits, probes_state=probes_state)
         self.store = store
         self._expected_failures = expected_failures
         self._expected_of: dict[str, Sequence[ExpectedFailure]] = {}
@@ -80,7 +83,12 @@ class Engine:
 
         The answer has no condition numbers.
         """
-        outcome = self.compute(implementation, question)
+        return self.judge_in_background(implementation, question, self.compute(implementation, question))
+
+    def judge_in_background(
+        self, implementation: Implementation, question: Question, outcome: Outcome
+    ) -> Future[Answer]:
+        """Judge the result of a question in another process; the answer has no condition numbers."""
         arguments = question, implementation, outcome, self.expected_failures_of(implementation), self.store
         if isinstance(outcome, Computed):
             return self._judging.submit(partial(judge_outcome, measure_conditions=False), *arguments)

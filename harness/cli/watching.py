@@ -186,7 +186,8 @@ def failing_outcomes(rows: Iterable[Row]) -> dict[Evaluation, Outcome]:
     for failed in failed_evaluations(rows):
         row = rows_of.get((*failed.key, failed.stage))
         stage = (row.begins_at if row else None) or failed.stage
-        detail = _error_size(row) if stage else _failure_reason(row)
+        reason = _ADDRESS_PATTERN.sub("0x...", " ".join(row.message.split())) if row else ""
+        detail = _error_size(row) if stage else f": {reason}" if reason else ""
         evaluation = evaluation_of(failed.key)
         outcomes[evaluation] = Outcome(severity_of_verdict(failed.verdict), failed.verdict, stage, detail)
     return outcomes
@@ -202,11 +203,6 @@ def _error_size(row: Row | None) -> str:
     sizes = [size for size in (row.ratio, row.introduced_ratio) if size is not None] if row else []
     size = next((size for size in sizes if math.isfinite(size)), None)
     return "" if size is None else f", {size:.2g} times its bound"
-
-
-def _failure_reason(row: Row | None) -> str:
-    reason = _ADDRESS_PATTERN.sub("0x...", " ".join(row.message.split())) if row else ""
-    return f": {reason}" if reason else ""
 
 
 PASSING_OUTCOME = Outcome(HARMLESS, "passes")

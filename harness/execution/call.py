@@ -36,8 +36,10 @@ import psutil
 
 from attncheck.common.processors import available_processors
 
-_MARK_VARIABLE = "ATTNCHECK_WORKER"
+_MARK_VARIABLE = "PROCESS_GROUP_MARK"
 """Environment variable of a worker and of all that it starts, which finds processes that lost their parent.
+
+Its name does not tell a kernel that it is tested.
 
 Its value is the harness, in three words (``_process_identity``), and the worker.
 """
@@ -205,12 +207,13 @@ def _is_alive(process: psutil.Process) -> bool:
     return False
 
 
-def process_tree_memory(pid: int) -> int:
-    """Return the bytes of memory that a process and its children hold."""
+def process_tree_memory(pid: int, mark: str = "") -> int:
+    """Return the bytes of memory that a process, its children and the processes with a mark hold."""
     held = 0
     with suppress(psutil.Error):
         process = psutil.Process(pid)
-        for member in (process, *process.children(recursive=True)):
+        marked = (candidate for candidate, other in _marked_processes() if other == mark) if mark else ()
+        for member in {process, *process.children(recursive=True), *marked}:
             with suppress(psutil.Error):
                 held += member.memory_info().rss
     return held
@@ -329,6 +332,11 @@ class WorkerProcess:
     def pid(self) -> int:
         """The process."""
         return self._process.pid or 0
+
+    @property
+    def mark(self) -> str:
+        """The mark that all processes of this one have, those without a parent, too."""
+        return self._process.mark
 
     @property
     def is_alive(self) -> bool:

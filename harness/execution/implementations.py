@@ -319,10 +319,13 @@ class UserImplementation(BackendEntry):
 
     def load(self, mode: str = "") -> Backend:
         """Load the target and wrap it."""
-        from attncheck.execution.user_call import UserBackend, load_target, wrap_target
+        from attncheck.execution.user_call import load_target, wrap_blind_target, wrap_target
 
         framework, target = BACKENDS[self.framework], self.target
-        backend: UserBackend = wrap_target(load_target(target), self.function, framework, self.device, target.signature)
+        if target.is_blind:
+            backend = wrap_blind_target(target, self.function, self.framework, self.device, self.capabilities)
+        else:
+            backend = wrap_target(load_target(target), self.function, framework, self.device, target.signature)
         return backend  # type: ignore[return-value] # it has those of the contract's functions that the target has
 
 
@@ -365,6 +368,17 @@ def make_user_entry(target: Target, declared: Mapping[str, Any], framework: str 
         hints=(*declared.get("hints", ()), *advice),
         **tables,
     )
+
+
+def as_blind(item: Implementation, variables: Mapping[str, str] | None = None, **fields: Any) -> Implementation:
+    """Return a user's implementation whose calls are made in processes that show nothing of this package.
+
+    ``fields`` are others of its target, and ``variables`` those of the environment that are added.
+    """
+    assert isinstance(item.entry, UserImplementation), "only code of users is called so"
+    added = tuple((variables or {}).items())
+    target = replace(item.entry.target, is_blind=True, added_variables=added, **fields)
+    return replace(item, entry=replace(item.entry, target=target))
 
 
 def with_report_name(item: Implementation, name: str) -> Implementation:

@@ -20,14 +20,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic, sleep
 from typing import IO, Any, TypeVar
 
 import ml_dtypes
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from attncheck.execution.signatures import CONTRACT_FUNCTIONS, INPUTS_BY_FUNCTION, contract_keywords
-from attncheck.execution.user_code import LoadError
+from attncheck.execution.user_code import LoadError, without_traces
 from attncheck.spec import DTYPES, QUERY_KEY_VALUE
 
 PROTOCOL_VERSION = 1
@@ -223,6 +226,49 @@ def _read_array(stream: IO[bytes], name: str, dtype: np.dtype[Any], shape: Seque
     return array.astype(bool)
 
 
+_DETACH = 'exec 3<&0; place=$1; shift; "$@" <&3 3<&- & echo $! > "$place"'
+"""Shell script that starts a program with this shell's input and output, and ends: the program loses its parent."""
+
+
+class DetachedProcess:
+    """A process whose parent is the system's first process, so that no process above it tells who started it.
+
+    Its environment has the ``variables`` and the user's, without those of tests.
+    """
+
+    def __init__(self, words: Sequence[str], variables: Mapping[str, str]) -> None:
+        with TemporaryDirectory() as folder:
+            pid_file = Path(folder) / "number"
+            environment = {**without_traces(os.environ), **variables}
+            is_posix = os.name == "posix"
+            starting = ["/bin/sh", "-c", _DETACH, "sh", str(pid_file), *words] if is_posix else words
+            process = subprocess.Popen(starting, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+            if is_posix:
+                process.wait()
+            self.pid = int(pid_file.read_text()) if is_posix else process.pid
+        assert process.stdin is not None, "a pipe"
+        assert process.stdout is not None, "a pipe"
+        self.stdin, self.stdout = process.stdin, process.stdout
+
+    def poll(self) -> int | None:
+        """Return None while it runs, and -1 after that: nobody can know its exit code."""
+        with suppress(psutil.Error):
+            return None if psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE else -1
+        return -1
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it has ended, for at most so many seconds: nobody may collect the ended process."""
+        end = monotonic() + (_MAX_SECONDS_TO_END if timeout is None else timeout)
+        while self.poll() is None and monotonic() < end:
+            sleep(0.01)
+        return 1
+
+    def kill(self) -> None:
+        """End it."""
+        with suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
 # A choice: the process was killed before; a longer wait only delays the run if the kernel cannot end it.
 _MAX_SECONDS_TO_END = 1.0
 Read = TypeVar("Read")
@@ -231,9 +277,11 @@ Read = TypeVar("Read")
 class ProgramProcess:
     """A program that runs, or is started when it is asked."""
 
-    def __init__(self, words: tuple[str, ...]) -> None:
+    def __init__(self, words: tuple[str, ...], detached_with: Mapping[str, str] | None = None) -> None:
+        """``detached_with`` are variables of a program that shows nothing of this package, and has no parent in it."""
         self.words = words
-        self._process: subprocess.Popen[bytes] | None = None
+        self._detached_with = detached_with
+        self._process: subprocess.Popen[bytes] | DetachedProcess | None = None
 
     def describe(self) -> ProgramDescription:
         """Return its description. Raises ``ProtocolError``, and ``EOFError`` if it ends instead."""
@@ -277,10 +325,16 @@ class ProgramProcess:
         finally:
             writer.join()
 
-    def _running_process(self) -> subprocess.Popen[bytes]:
+    def _running_process(self) -> subprocess.Popen[bytes] | DetachedProcess:
         """Return its process; start one if it has none."""
         if self._process is None:
-            self._process = subprocess.Popen(self.words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            if self._detached_with is not None:
+                self._process = DetachedProcess(self.words, self._detached_with)
+            else:
+                variables = without_traces(os.environ)
+                self._process = subprocess.Popen(
+                    self.words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables
+                )
         return self._process
 
     def kill(self) -> None:
@@ -371,9 +425,9 @@ class ProgramModule:
         return Path(self.program.words[0]).name
 
 
-def load_program(words: tuple[str, ...]) -> ProgramModule:
+def load_program(words: tuple[str, ...], detached_with: Mapping[str, str] | None = None) -> ProgramModule:
     """Start a program and ask what it is. Raises ``LoadError`` if it does not answer as the protocol says."""
-    program = ProgramProcess(words)
+    program = ProgramProcess(words, detached_with)
     try:
         said = program.describe()
     except OSError as error:

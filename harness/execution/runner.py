@@ -59,6 +59,7 @@ from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.environment import with_cache_variables
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.padding import PaddedCall, pad_call, unsupported_before_call
+from attncheck.execution.repeating import RepeatedCalls, repeat_calls
 from attncheck.execution.sessions import EvaluatedSession, Session, StepResult, evaluate_session
 from attncheck.execution.state_probe import StateProbe
 from attncheck.execution.worker import (
@@ -411,6 +412,35 @@ class GroupRunner(Generic[Key]):
             for padding, result in zip(paddings, answer.results, strict=True)
         )
 
+    def repeat_calls(
+        self, problems: Sequence[Problem], order: Sequence[int], seconds: float
+    ) -> RepeatedCalls | Failure:
+        """Make calls in some order in the worker, and return the distinct results of each problem.
+
+        Calls end after so many seconds.
+        """
+        implementation = self.group.implementation
+        paddings = [pad_call(implementation, problem) for problem in problems]
+        if failure := next((padding for padding in paddings if isinstance(padding, Failure)), None):
+            return failure
+        calls = [
+            padding.problem if isinstance(padding, PaddedCall) else problem
+            for padding, problem in zip(paddings, problems, strict=True)
+        ]
+        failed = self._given_up or (None if implementation.name in self._slot.started else self._start_implementation())
+        if failed is not None:
+            return failed
+        answer = self._call_in_worker(
+            seconds + self._limits.case_seconds,
+            repeat_calls,
+            implementation.name,
+            calls,
+            order,
+            seconds,
+            str(self._log.path),
+        )
+        return answer if isinstance(answer, Failure) else answer.strip_padding(paddings)
+
     def _close_unless_reusable(self, answer: EvaluationReport | EvaluatedSession) -> None:
         if answer.held_bytes > self._limits.soft_memory_limit or not answer.is_process_reusable:
             self.close()
@@ -508,7 +538,9 @@ class GroupRunner(Generic[Key]):
         """Return why the worker has to be stopped; empty if it may continue."""
         if self.is_stopped:
             return "the run ends"
-        held = process_tree_memory(self._slot.process.pid) if self._slot.process is not None else 0
+        process, target = self._slot.process, getattr(self.group.implementation.entry, "target", None)
+        mark = process.mark if process is not None and target is not None and target.is_blind else ""
+        held = process_tree_memory(process.pid, mark) if process is not None else 0
         if held > (most := self._limits.hard_memory_limit):
             return f"it held {held / 2**30:.1f} GiB of memory, more than {most / 2**30:.1f} GiB"
         printed, most = self._log.count_printed_bytes(), self._limits.max_output

@@ -40,6 +40,7 @@ from attncheck.backends.devices import on_device
 from attncheck.backends.families import FAMILIES
 from attncheck.backends.family_calls import Arrays, UnfitFunctionError, contract_functions, unused_parameters
 from attncheck.common.wording import join_words, suggest_names
+from attncheck.execution.blind_calls import load_blind
 from attncheck.execution.environment import find_imports
 from attncheck.execution.operations import function_parameters, require_parameters
 from attncheck.execution.process_state import fill_free_memory, forbid_changed_inputs, forbid_leaked_threads
@@ -55,6 +56,7 @@ from attncheck.execution.signatures import (
 from attncheck.execution.user_code import (
     ATTRIBUTES,
     CAPABILITIES,
+    INSTALLED_FOLDERS,
     LoadError,
     Target,
     UnfitError,
@@ -63,7 +65,7 @@ from attncheck.execution.user_code import (
     missing_function_message,
     unwrap_function,
 )
-from attncheck.execution.worker import AdvisedError
+from attncheck.execution.worker import AdvisedError, Observation
 from attncheck.spec import (
     CLAIMS,
     DECLARABLE_CONVENTIONS,
@@ -97,6 +99,7 @@ class UserBackend:
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]], base: Backend, framework: str) -> None:
         self._framework = framework
+        self.observations: list[Observation] = []
         self.prepare, self.describe = base.prepare, base.describe
         self.from_numpy, self._base_to_numpy = base.from_numpy, base.to_numpy
         for name, function in functions.items():
@@ -254,10 +257,6 @@ def remember_loaded_target(target: Target, loaded: Any) -> None:
     _loaded_targets[target] = loaded
 
 
-# Folders of installed packages, which are many, and which no user edits twice in a second.
-INSTALLED_FOLDERS = ("site-packages", "dist-packages")
-
-
 def import_user_module(name: str) -> ModuleType:
     """Import a module by its name, as ``python -m`` finds it, or a file by its path, as ``python file.py`` does.
 
@@ -325,6 +324,22 @@ def wrap_target(target: Any, name: str, framework: BackendEntry, device: str = "
     """
     base = on_device(framework.load(), framework.name, device)
     return UserBackend(contract_functions_of(target, name, signature, base), base, framework.name)
+
+
+def wrap_blind_target(
+    target: Target, name: str, framework: str, device: str, capabilities: Mapping[str, Any]
+) -> UserBackend:
+    """Wrap a target that is called in a blind process, where arrays become the framework's. Raises ``LoadError``."""
+    loaded, arrays, process = load_blind(target, framework, device)
+    base: Any = arrays or BACKENDS["numpy"].load()
+    functions = contract_functions_of(loaded, name, target.signature, base)
+    for function in functions.values():
+        with suppress(AttributeError, TypeError):
+            declared = getattr(function, "capabilities", None) or {}
+            function.capabilities = {**capabilities, **declared}  # type: ignore[attr-defined]
+    backend = UserBackend(functions, base, framework)
+    backend.observations = [] if process is None else process.observations
+    return backend
 
 
 @functools.lru_cache(maxsize=16)

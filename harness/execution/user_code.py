@@ -60,6 +60,22 @@ def unwrap_function(target: Any) -> Any:
     return inspect.unwrap(target) if callable(target) else target
 
 
+INSTALLED_FOLDERS = ("site-packages", "dist-packages")
+"""Folders of installed packages, which are many, and which no user edits twice in a second."""
+_TEST_VARIABLES = re.compile("(ATTNCHECK|PYTEST|TOX|GITHUB|GITLAB|HYPOTHESIS)_.*|CI|CONTINUOUS_INTEGRATION|TF_BUILD|_")
+_PATH_VARIABLES = frozenset({"HOME", "OLDPWD", "PATH", "PWD", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV"})
+"""Variables that stay whatever they contain: a user's folder may have any name."""
+
+
+def without_traces(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return environment variables without those that this package, a test runner or a CI system sets."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if not _TEST_VARIABLES.fullmatch(name) and (name in _PATH_VARIABLES or "attncheck" not in value)
+    }
+
+
 class LoadError(Exception):
     """A target cannot be loaded; says why."""
 
@@ -165,6 +181,9 @@ class Target:
     that it is called like (``families.py``), if that was given. ``declared`` are attributes that were given for it,
     a table in JSON. ``program`` are the words of a command that is the
     implementation, in whatever language; ``module`` is its file then.
+
+    If it ``is_blind``, it is called in a process that shows nothing of this package (``blind_calls.py``), with some
+    ``added_variables`` in its environment; if it ``observes_delegation``, calls of other attention are observed there.
     """
 
     module: str
@@ -173,6 +192,14 @@ class Target:
     signature: str = ""
     declared: str = "{}"
     program: tuple[str, ...] = ()
+    is_blind: bool = False
+    added_variables: tuple[tuple[str, str], ...] = ()
+    observes_delegation: bool = False
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables that a blind process has besides the user's."""
+        return dict(self.added_variables)
 
     @classmethod
     def parse(cls, text: str, signature: str = "", declare: Sequence[str] = ()) -> Target:

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,14 @@ MISSING_STAGE = "expected a stage named"
 
 
 @dataclass(frozen=True)
+class Observation:
+    """Something that a call did besides returning numbers: its name in ``gating.behaviours``, and what was seen."""
+
+    behaviour: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Computed:
     """The stages that an implementation returned, and how many seconds that took.
 
@@ -60,6 +68,7 @@ class Computed:
     padded: str = ""
     faults: Mapping[str, str] = field(default_factory=dict)
     seconds: float | None = field(default=None, compare=False)
+    observations: tuple[Observation, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,7 @@ class Failure:
     lacks: tuple[str, ...] = ()
     padded: str = ""
     seconds: float | None = field(default=None, compare=False)
+    observations: tuple[Observation, ...] = field(default=(), compare=False)
 
 
 Outcome = Computed | Failure
@@ -146,12 +156,22 @@ def evaluate_and_measure(implementation: str, problem: Problem, log: str) -> Eva
 
     backend = get_started_backend(implementation, log)
     surroundings, compiled_before = ProcessState.snapshot(), _compilation_counts()
-    outcome = evaluate_on_backend(backend, problem, calls_again=True)
+    outcome = with_observations(backend, evaluate_on_backend(backend, problem, calls_again=True))
     is_fit = surroundings.restore() and not (isinstance(outcome, Failure) and surroundings.has_new_threads())
     held, must_count = int(THIS_PROCESS.memory_info().rss), next(_evaluation_numbers) % _EVALUATIONS_PER_COUNT == 0
     is_fit = is_fit and not (must_count and has_many_mappings(held))
     seconds, programs = (now - before for now, before in zip(_compilation_counts(), compiled_before, strict=True))
     return EvaluationReport(outcome, held, is_fit, seconds, int(programs))
+
+
+def with_observations(backend: Backend, outcome: Outcome) -> Outcome:
+    """Add what a process that calls a user's function has observed since it was last asked."""
+    observations = getattr(backend, "observations", None)
+    if not observations:
+        return outcome
+    taken = tuple(observations)
+    observations.clear()
+    return replace(outcome, observations=taken)
 
 
 def _compilation_counts() -> tuple[float, int]:

@@ -26,17 +26,19 @@ class WorkerPool:
         """
         self.limits = limits or Limits()
         self._probes_state = probes_state
-        self._folder = tempfile.TemporaryDirectory(prefix="attncheck")
+        self._folder = tempfile.TemporaryDirectory()  # its name does not tell a kernel that it is tested
         self._number = 0
-        self._kept: dict[tuple[str, int], GroupRunner[Any]] = {}
+        self._kept: dict[tuple[object, ...], GroupRunner[Any]] = {}
         self._fresh: list[GroupRunner[Any]] = []
 
     def worker_for(self, implementation: Implementation, dtype: str, threads: int | None = None) -> GroupRunner[Any]:
         """Return the worker of an implementation that serves a dtype, with so many threads."""
         group, threads = process_group_for(implementation, dtype), threads or self.limits.threads
-        if (group.name, threads) not in self._kept:
-            self._kept[group.name, threads] = self._make_runner(group, replace(self.limits, threads=threads))
-        return self._kept[group.name, threads]
+        # A user's function may be called in several ways, which a name does not tell apart.
+        key = group.name, getattr(implementation.entry, "target", None), threads
+        if key not in self._kept:
+            self._kept[key] = self._make_runner(group, replace(self.limits, threads=threads))
+        return self._kept[key]
 
     @contextmanager
     def new_process_worker(
