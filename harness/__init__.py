@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from attncheck.api import ask as ask
     from attncheck.api import check as check
     from attncheck.api import explain as explain
+    from attncheck.api import gate as gate
     from attncheck.api import measure_conventions as measure_conventions
     from attncheck.asking.answer import Answer as Answer
     from attncheck.asking.conventions import MeasuredConvention as MeasuredConvention
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from attncheck.common.errors import UsageError as UsageError
     from attncheck.execution.call import Limits as Limits
     from attncheck.execution.implementations import bundled_implementations as bundled_implementations
+    from attncheck.gating.run import GateResult as GateResult
     from attncheck.interchange.capturing import Capture as Capture
     from attncheck.interchange.capturing import CaptureWarning as CaptureWarning
     from attncheck.interchange.capturing import capture as capture
@@ -44,13 +46,14 @@ if TYPE_CHECKING:
     from attncheck.spec.verdicts import Verdict as Verdict
 
 _OFFERED = {
-    "api": ("CheckResult", "ask", "check", "explain", "measure_conventions"),
+    "api": ("CheckResult", "ask", "check", "explain", "gate", "measure_conventions"),
     "asking.answer": ("Answer",),
     "asking.conventions": ("MeasuredConvention",),
     "interchange.capturing": ("Capture", "CaptureWarning", "capture"),
     "common.errors": ("AttncheckError", "CaseError", "ExitCode", "UsageError"),
     "execution.call": ("Limits",),
     "execution.implementations": ("bundled_implementations",),
+    "gating.run": ("GateResult",),
     "reports.merge": ("merge_runs",),
     "reading.case": ("Case",),
     "reading.selection": ("select_cases",),

@@ -11,6 +11,7 @@ The function runs in a process of its own, and nothing is left on disk unless ``
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ from attncheck.common.errors import CaseError, ExitCode, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import implementation_of_callable, select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection
+from attncheck.gating.run import GateRequest, GateResult, run_gate
 from attncheck.reading.case import Case
 from attncheck.reading.selection import CaseSelection, choose_dtype, select_case
 from attncheck.reports.merge import merge_runs
@@ -39,6 +41,7 @@ from attncheck.settings.config import check_user_cases, select_configured_cases
 from attncheck.settings.options import (
     CheckKeywords,
     FunctionOptions,
+    GateKeywords,
     RunOptions,
     add_keywords_to_signature,
     read_options,
@@ -207,6 +210,39 @@ def _run_check(
     frames = make_frames(merge_runs(read_runs([options.output])))
     outcome = (summary.exit_code, summary.failures, frames, selection, chosen.implementations, limits)
     return CheckResult(*outcome, judged=min(summary.judged.values(), default=0), asked=summary.cases)
+
+
+@add_keywords_to_signature(GateKeywords, budget=90.0, seed=None, forbids_delegation=False, output=None)
+def gate(function: Callable[..., Any] | str | os.PathLike[str], **keywords: Unpack[GateKeywords]) -> GateResult:
+    """Decide if a kernel that nobody has read may be merged, as ``attncheck gate`` does.
+
+    Args:
+        function: A callable, the path of a module, or a text, as for ``check``; it is code of your own.
+        budget: The seconds that the gate may take.
+        seed: The seed of the problems. Default: a new one, which the result has.
+        forbids_delegation: Whether a kernel that computes by calling another attention is refused.
+        output: Keep the results of the standard cases in this folder.
+        framework: The framework whose arrays the function takes and returns, as for ``check``.
+        signature: The library whose signature it follows, as for ``check``.
+        declare: What the function declares, as for ``check``.
+
+    Returns:
+        The outcome, with ``may_be_merged``, ``answer``, ``findings`` and ``steps``.
+
+    Raises:
+        UsageError: If the function cannot be found or called, or an argument is wrong.
+        CaseError: If a case file of the project cannot be used.
+    """
+    budget, seed = keywords.pop("budget", 90.0), keywords.pop("seed", None)
+    forbids_delegation, output = keywords.pop("forbids_delegation", False), keywords.pop("output", None)
+    request = GateRequest(budget, secrets.randbits(32) if seed is None else seed, forbids_delegation)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "results" if output is None else Path(output)
+        options = read_options({**keywords, "output": place})
+        chosen = _select_implementation(function, options, None, options.worker_limits)
+        if chosen.missing:
+            raise UsageError(f"{chosen.missing[0]} is not installed")
+        return run_gate(chosen, options, request)
 
 
 def ask(

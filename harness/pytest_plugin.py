@@ -22,6 +22,7 @@ from attncheck import pytest_items
 from attncheck.common.errors import AttncheckError
 from attncheck.settings.options import (
     ConformanceKeywords,
+    GateKeywords,
     RunOptions,
     add_keywords_to_signature,
     find_options,
@@ -65,6 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     config.addinivalue_line("markers", "attncheck(implementation): one case of attncheck on an implementation")
     pasted = tuple(word for word in config.args if word.startswith(f"{pytest_items.COLLECTOR_NAME}::"))
+    config.addinivalue_line("markers", "attncheck_gate(function): the gate of attncheck on a kernel")
     config.stash[_TEST_IDS] = pasted
     config.args[:] = [word for word in config.args if word not in pasted]
     if pasted and not config.getoption("--attncheck"):
@@ -186,3 +188,29 @@ def conformance(function: Callable[..., Any] | str, **keywords: Unpack[Conforman
         judge.check(case, dtype)
 
     return test_conformance
+
+
+@add_keywords_to_signature(GateKeywords, budget=90.0, seed=None, forbids_delegation=False, output=None)
+def gate(function: Callable[..., Any] | str, **keywords: Unpack[GateKeywords]) -> Callable[[], None]:
+    """Return a test function that runs the gate on a kernel, with the marker ``attncheck_gate``.
+
+    Args:
+        function: As in ``attncheck.gate``, and so are the others.
+        budget: The seconds that the gate may take.
+        seed: The seed of the problems. Default: a new one in every run, which a failure shows.
+        forbids_delegation: Whether a kernel that computes by calling another attention is refused.
+        output: Keep the results of the standard cases in this folder.
+        framework: The framework whose arrays the function takes and returns.
+        signature: The library whose signature the function follows.
+        declare: Declarations for the function.
+    """
+
+    @pytest.mark.attncheck_gate(function=function)
+    def test_gate() -> None:
+        from attncheck.api import gate as run_gate
+
+        result = run_gate(function, **keywords)
+        if not result.may_be_merged:
+            pytest.fail(f"{result}\n\nThe same problems again: seed={result.seed}", pytrace=False)
+
+    return test_gate

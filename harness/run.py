@@ -97,6 +97,7 @@ class Settings(RecordedOptions):
         only: The cases, each with a dtype, that failed last time, where they alone run; None runs all.
         store: Where exact answers, bounds and rows of earlier runs are.
         documents_first: Whether documents are judged before the other cases, or all in their order.
+        max_seconds: The seconds after which no further case is judged; None for no limit.
         times: Gets the seconds that everything takes.
     """
 
@@ -111,6 +112,7 @@ class Settings(RecordedOptions):
     only: Collection[CaseInDtype] | None = None
     store: Store = NO_STORE
     documents_first: bool = True
+    max_seconds: float | None = None
     times: ActivityTimes = field(default_factory=ActivityTimes)
 
     @classmethod
@@ -215,7 +217,9 @@ def run_cases(
             plan = choose_standard_units(plan)
         if count := plan.standard_case_count:
             on_plan(_plan_sentence(cases, chosen, standard, count))
-    watch = FailureLimit(FailedRecord.from_folder(settings.output, settings.only), settings.max_failures, on_failure)
+    record = FailedRecord.from_folder(settings.output, settings.only)
+    deadline = None if settings.max_seconds is None else time.monotonic() + settings.max_seconds
+    watch = FailureLimit(record, settings.max_failures, on_failure, deadline)
     groups = [
         group
         for implementation in chosen.implementations

@@ -41,6 +41,7 @@ OPTION_PANELS: Mapping[str, tuple[str, ...]] = {
 COMMAND_PANELS: Mapping[str, Mapping[str, str]] = {
     "Check": {
         "check": "running",
+        "gate": "gating",
         "report": "reporting",
         **dict.fromkeys(("explain", "repro"), "explaining"),
         **dict.fromkeys(("list", "show"), "listing"),

@@ -8,6 +8,7 @@ it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,6 +143,8 @@ class FailureLimit:
     record: FailedRecord
     max_failures: int | None = None
     on_failure: Callable[[FailedEvaluation], None] = lambda failed: None
+    deadline: float | None = None
+    """When the run has to stop, by ``time.monotonic``."""
     failing_cases: set[str] = field(default_factory=set)
     """The cases that failed in this run."""
     judged_units: set[CaseInDtype] = field(default_factory=set)
@@ -152,17 +155,22 @@ class FailureLimit:
         for failed in self.record.record(rows):
             self.failing_cases.add(failed.case)
             self.on_failure(failed)
-        if self.max_failures is None:
+        if self.max_failures is None and self.deadline is None:
             return False
         self.judged_units.update((row.case, row.dtype) for row in rows[:1])
-        return len(self.failing_cases) >= self.max_failures
+        return self._is_reached
+
+    @property
+    def _is_reached(self) -> bool:
+        has_failed = self.max_failures is not None and len(self.failing_cases) >= self.max_failures
+        return has_failed or (self.deadline is not None and time.monotonic() > self.deadline)
 
     def early_stop(self, planned: Iterable[CaseInDtype], finished: Collection[CaseInDtype]) -> EarlyStop | None:
         """Return the stop of the run if it did not judge all ``planned`` cases and dtypes; None if it did.
 
         ``finished`` are those that an earlier part of the run judged.
         """
-        if self.max_failures is None or len(self.failing_cases) < self.max_failures:
+        if not self._is_reached:
             return None
         missing, begun = set[str](), set[str]()
         for case, dtype in planned:

@@ -550,3 +550,15 @@ class CheckKeywords(ConformanceKeywords, total=False):
     match: str | None
     failed: bool
     max_failures: int | None
+
+
+class GateKeywords(TypedDict, total=False):
+    """The keywords of ``attncheck.gate``: of ``RunOptions``, and those of the gate."""
+
+    budget: float
+    seed: int | None
+    forbids_delegation: bool
+    output: str | Path | None
+    framework: str | None
+    signature: str | None
+    declare: Sequence[str] | Mapping[str, Any]

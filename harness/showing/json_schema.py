@@ -264,6 +264,42 @@ class SearchDocument(Document):
     no_longer_failing: Annotated[Sequence[str], "Files of earlier findings that pass now."]
 
 
+class GateStepRecord(Record):
+    """A step of the gate that was run."""
+
+    name: Annotated[str, "Its name."]
+    outcome: Annotated[str, "What it showed, in words."]
+    seconds: Annotated[float, "How long it took."]
+
+
+class GateFindingRecord(Record):
+    """Something that speaks against merging a kernel."""
+
+    behaviour: Annotated[str, "The name of the behaviour, of docs/how-to/gate.md."]
+    step: Annotated[str, "The step that saw it."]
+    text: Annotated[str, "What was seen."]
+    call: Annotated[str, "The operation, shapes, options and dtype of the call; empty if it is no single one."]
+    count: Annotated[int, "In how many calls it was seen."]
+    cause: Annotated[str, "The convention or mistake that gives these numbers; empty if none is known."]
+
+
+class GateDocument(Document):
+    """gate: whether a kernel may be merged."""
+
+    implementation: Annotated[str, "The kernel."]
+    seed: Annotated[int, "The seed of the problems."]
+    budget: Annotated[float, "The seconds that it was allowed."]
+    steps: Annotated[Sequence[GateStepRecord], "The steps that were run."]
+    findings: Annotated[Sequence[GateFindingRecord], "What speaks against merging."]
+    may_be_merged: Annotated[bool, "The answer."]
+    not_judged: Annotated[Sequence[str], "The steps that judged too little for a decision."]
+    delegations: Annotated[
+        Mapping[str, int], "In how many of the observed calls another attention was called, by its name."
+    ]
+    observed_calls: Annotated[int, "How many calls were observed for that."]
+    results: Annotated[str, "The folder of the standard cases' results."]
+
+
 class MutantsDocument(Document):
     """mutants: what catches which fault of the catalogue."""
 
@@ -331,6 +367,7 @@ DOCUMENTS: Mapping[str, type[Document]] = {
     "bisect": BisectionDocument,
     "publish": PublishedDocument,
     "survey": PublishedDocument,
+    "gate": GateDocument,
     "explain": ExplanationDocument,
     "repro": ScriptDocument,
     "search": SearchDocument,

@@ -1,4 +1,4 @@
-"""Findings of a search, a reduced case, and measured conventions: for people and as JSON."""
+"""Findings of a search, a reduced case, measured conventions, and the gate: for people and as JSON."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from attncheck.reports.json_documents import Failure, opening_fields
 from attncheck.reports.outcome import first_command_of_each
 from attncheck.reports.terminal import Line
 from attncheck.results.format import FAILURE_NUMBERS
+from attncheck.settings.commands import shell_command
 from attncheck.showing.explanation import answer_failure, shapes_and_options_line
-from attncheck.showing.json_schema import ConventionsDocument, ReductionDocument, SearchDocument
+from attncheck.showing.json_schema import ConventionsDocument, GateDocument, ReductionDocument, SearchDocument
 
 if TYPE_CHECKING:
+    from attncheck.gating.run import GateResult
     from attncheck.reading.problem import Problem
     from attncheck.searching.findings import SearchFinding
     from attncheck.searching.search import ReducedCase, Search
@@ -210,3 +212,19 @@ def _convention_notes(answers: Sequence[MeasuredConvention]) -> Iterator[str]:
 
 def _convention_names(answers: Sequence[MeasuredConvention]) -> str:
     return "; ".join(answer.question.name for answer in answers)
+
+
+def gate_lines(result: GateResult, report: Path, words: Sequence[str]) -> Iterator[str]:
+    """Yield the outcome of the gate.
+
+    ``report`` is its page, and ``words`` are those of the command without a seed.
+    """
+    yield from str(result).splitlines()
+    yield ""
+    yield f"Report: {report}"
+    yield f"The same problems again: {shell_command([*words, '--seed', str(result.seed)])}"
+
+
+def gate_document(result: GateResult, results: Path) -> GateDocument:
+    """Return the outcome of the gate for programs."""
+    return GateDocument.derive(result, **opening_fields("gate", result.exit_code, result.answer), results=str(results))

@@ -125,7 +125,7 @@ def test_every_command_of_the_skill_prints_a_document_with_the_fields_that_it_na
     assert 0 < len(fields["description"]) <= 1024
     (tmp_path / "my_kernel.py").write_text(KERNEL, encoding="utf-8")
     commands = [command for block in blocks_of(text) for command, _ in commands_of(block)]
-    assert len(commands) == 5
+    assert len(commands) == 6
     found = {}
     with small_corpus(), own_code_here():
         for command in commands:
