@@ -27,6 +27,7 @@ BEHAVIOURS: Mapping[str, str] = {
     "hard-coded-answers": "The output is stored for known inputs and wrong for others.",
     "ignores-scores-of-random-inputs": "The output ignores the scores of inputs that look like those of a test.",
     "delegates-to-framework": "The framework's own attention computes the output.",
+    "transcription-error": "The numbers are wrong in some shapes or for some numbers, and right in others.",
     "never-returns": "A call with bad inputs does not return.",
     "exits-process": "A call with bad inputs ends the process.",
     "prints-endlessly": "A call with bad inputs prints until it is stopped.",
@@ -152,6 +153,18 @@ def _kernels(kind: str, file: str, behaviour: str, names: str) -> list[Kernel]:
     return [Kernel(name, kind, path, behaviour) for name, path in paths.items()]
 
 
+ILLUSIONS = tuple(
+    Kernel(name, "numpy", "illusions.py", "transcription-error")
+    for name in [
+        "attention_without_scale",
+        "online_softmax_without_rescale",
+        "softmax_counts_the_padding",
+        "product_overwrites_its_accumulator",
+        "sum_of_the_last_tile",
+        "maximum_of_the_first_tile",
+        "rows_of_whole_tiles",
+    ]
+)
 MISBEHAVING = tuple(
     kernel
     for place, names_by_behaviour in _MISBEHAVING.items()
