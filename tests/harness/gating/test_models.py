@@ -40,7 +40,6 @@ def write_reference(folder: Path, result: str, shape: str = "2, 4, 8, 16", count
 @pytest.mark.parametrize(
     ("result", "shape", "count", "operation"),
     [
-        (f"{SDPA}(q, k, v)", "2, 4, 8, 16", 3, "attention"),
         (f"{SDPA}(q, k, v, is_causal=True)", "2, 4, 8, 16", 3, "attention with is_causal = True"),
         (f"{SDPA}(q, k, v, scale=1.0)", "8, 16", 3, "attention with scale = 1.0"),
         ("torch.softmax(q, -1)", "64, 512", 1, "softmax"),
