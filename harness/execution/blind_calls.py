@@ -43,7 +43,7 @@ _MAX_MEMORY_BYTES = 1 << 28
 
 
 class BlindProcess:
-    """The process that loads a target and calls its functions."""
+    """The process that loads a target and calls its functions, in which nothing shows that they are tested."""
 
     def __init__(self, target: Target) -> None:
         script = Path(mkdtemp()) / f"{secrets.choice(_SCRIPT_NAMES)}.py"  # which removes itself and its folder

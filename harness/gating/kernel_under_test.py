@@ -193,7 +193,7 @@ class KernelUnderTest:
             self.add_finding(self.conclude(answer, step, previous))
 
     def conclude(self, answer: Answer, step: str, previous: Question | None = None) -> Finding:
-        """Make a failed call again in other processes, and return what follows from it."""
+        """Repeat a failed call in new processes, and return the behaviour that explains where it fails."""
         question, text = answer.question, failure_text(answer)
         behaviour = WRONG
         problem = question.problem

@@ -261,7 +261,7 @@ def run_gate(
     if request.forbids_delegation and subject.delegations:
         names = ", ".join(subject.delegations)
         result.findings.append(Finding(DELEGATES, DELEGATION_STEP, f"computes by calling {names}"))
-    result.not_judged = insufficient_steps(summary, subject, forbids_delegation=request.forbids_delegation)
+    result.not_judged = steps_with_too_few_calls(summary, subject, forbids_delegation=request.forbids_delegation)
     if any(finding.behaviour != FAILS for finding in result.findings) or summary.exit_code is ExitCode.DISAGREE:
         result.exit_code = ExitCode.DISAGREE
     elif result.findings or result.not_judged:
@@ -269,7 +269,7 @@ def run_gate(
     return result
 
 
-def insufficient_steps(summary: RunSummary, subject: KernelUnderTest, *, forbids_delegation: bool) -> list[str]:
+def steps_with_too_few_calls(summary: RunSummary, subject: KernelUnderTest, *, forbids_delegation: bool) -> list[str]:
     """Return the steps that judged too few calls for a decision; calls that are unsupported count, too."""
     counts = subject.judged_counts + subject.unsupported_counts
     counts[FRESH_STEP] += counts[MORE_STEP]
