@@ -188,6 +188,8 @@ class _RunnerThreads:
         self._compares_frameworks = runs_several_frameworks([sharing[0].group for sharing in runners], workers)
         self.judging: Callable[[], int] = lambda: 0
         """How many processes judge now."""
+        self.waits_for_judges = False
+        """Whether workers have had to wait for those that judge."""
 
     def reserve_half_for_judging(self) -> None:
         """Limit workers to half of the processors from now on, unless they are compared frameworks."""
@@ -195,7 +197,12 @@ class _RunnerThreads:
             self._places.reduce_limit(max(1, available_processors() // 2))
 
     def max_judging(self) -> int:
-        """Return how many processes may judge: one per free processor, and at least one next to compared frameworks."""
+        """Return how many processes may judge: one per free processor, and at least one next to compared frameworks.
+
+        A worker that waits for judges computes nothing, although it has a place: then every processor is free.
+        """
+        if self.waits_for_judges:
+            return available_processors()
         return max(int(self._compares_frameworks), available_processors() - self._places.claimed_places)
 
     @contextmanager
@@ -324,6 +331,7 @@ class _JudgingQueue:
             if not self._processes.alive_count and self._done.empty():
                 self._judge_in_this_process(question, remembered)
                 return
+            self._computing.waits_for_judges = True
             self._record_next()
         future = self._processes.submit(unit.case_index, *question[1:], remembered)
         self._waiting.add(future)
