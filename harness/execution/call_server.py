@@ -26,11 +26,12 @@ import threading
 import time
 from collections import deque
 from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import FrameType
 
     from numpy.typing import NDArray
@@ -467,21 +468,31 @@ def changed_results(words: str) -> Iterator[str]:
             yield f"the result of call {number + 1} {words}"
 
 
+@cache
+def _load_mallopt() -> Callable[[int, int], int] | None:
+    """Return the function of glibc that says what memory is filled with; None if there is another allocator."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):
+        return None
+    return mallopt if sys.platform == "linux" else None
+
+
 @contextmanager
-def filled_memory(sizes: Collection[int]) -> Iterator[None]:
-    """Fill free memory meanwhile, so that a number that is not written is not right by chance."""
+def filled_memory(sizes: Iterable[int]) -> Iterator[None]:
+    """Fill free memory meanwhile with ``FREE_BYTE``, so that an unwritten number is not right by chance.
+
+    Blocks of these ``sizes`` in NumPy's cache of small blocks are filled, too.
+    """
     import numpy as np
 
-    mallopt = None
-    if sys.platform == "linux":
-        with suppress(OSError, AttributeError):
-            mallopt = ctypes.CDLL(None).mallopt
+    mallopt = _load_mallopt()
     if mallopt is None:
         yield
         return
     mallopt(_M_PERTURB, 0xFF ^ FREE_BYTE)
     try:
-        for size in (size for size in sizes if 0 < size < _CACHED_BLOCK_BYTES):
+        for size in {size for size in sizes if 0 < size < _CACHED_BLOCK_BYTES}:
             blocks = [np.full(size, FREE_BYTE, np.uint8) for _ in range(_BLOCKS_TO_FILL)]
             blocks.clear()
         yield

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends.contract import Backend, Stages, UnsupportedError
+from attncheck.execution.call_server import FREE_BYTE
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import find_repeated_axes
 from attncheck.spec import CONVENTIONS, OPERATIONS, OPTIONS, score_spec
@@ -206,8 +207,6 @@ OVERWRITTEN_FAULT = "the output of one call is overwritten by the next call"
 """The begin of what is wrong with a stage that is not the caller's to keep."""
 MAX_ELEMENTS_TO_CALL_AGAIN = 1 << 14
 """Numbers of all inputs up to which a user's function is called again; larger calls could take long."""
-FREE_BYTE = 0x7E
-"""Free memory is filled with it: about 8e37 in float32, 1e301 in float64, NaN in float16."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ nothing left to do; and those that began outside Python and run no Python now, a
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import gc
 import locale
@@ -26,21 +25,21 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import process, thread
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
 from multiprocessing import pool, queues
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 
 from attncheck.backends import ALL_ENTRIES
-from attncheck.execution.operations import FREE_BYTE
+from attncheck.execution.call_server import filled_memory
 
 THIS_PROCESS = psutil.Process()
 """Making the object takes as long as calling a small kernel."""
@@ -285,43 +284,12 @@ def _package_of_caller(frame: FrameType | None) -> str:
     return ""
 
 
-@cache
-def _load_mallopt() -> Callable[[int, int], int] | None:
-    """Return the function of glibc that says what memory is filled with; None if there is another allocator."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):
-        return None
-    return cast(Callable[[int, int], int], mallopt) if sys.platform == "linux" else None
-
-
-_M_PERTURB = -6
-"""``M_PERTURB`` of glibc's malloc.h."""
-_CACHED_BLOCK_BYTES, _BLOCKS_TO_FILL = 1 << 10, 8
-"""NumPy keeps up to seven blocks of each size below this one for itself."""
-
-
 _filling_disabled = ContextVar("memory is left alone", default=False)
 
 
-@contextmanager
-def fill_free_memory(sizes: Iterable[int]) -> Iterator[None]:
-    """Fill free memory meanwhile with ``FREE_BYTE``, so that an unwritten number is not right by chance.
-
-    Blocks of these ``sizes`` in NumPy's cache of small blocks are filled, too.
-    """
-    mallopt = _load_mallopt()
-    if mallopt is None or _filling_disabled.get():
-        yield
-        return
-    mallopt(_M_PERTURB, 0xFF ^ FREE_BYTE)
-    try:
-        for size in {size for size in sizes if 0 < size < _CACHED_BLOCK_BYTES}:
-            blocks = [np.full(size, FREE_BYTE, np.uint8) for _ in range(_BLOCKS_TO_FILL)]
-            blocks.clear()
-        yield
-    finally:
-        mallopt(_M_PERTURB, 0)
+def fill_free_memory(sizes: Iterable[int]) -> AbstractContextManager[None]:
+    """Fill free memory meanwhile, as ``filled_memory`` does, unless ``disable_memory_filling`` says not to."""
+    return nullcontext() if _filling_disabled.get() else filled_memory(sizes)
 
 
 @contextmanager
