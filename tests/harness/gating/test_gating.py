@@ -194,7 +194,7 @@ def test_every_behaviour_has_a_row_in_the_documentation() -> None:
 
 def test_the_command_writes_what_it_answers(tmp_path: Path) -> None:
     (tmp_path / "kernel.py").write_text(variant("query[...] = 0"))
-    words = ["gate", "kernel.py:attention_of_others", "--budget", "10s", "--seed", "3", "--json"]
+    words = ["gate", "kernel.py:attention_of_others", "--budget", "5s", "--seed", "3", "--json"]
     command = [sys.executable, "-m", "attncheck", *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     document = json.loads(done.stdout)
