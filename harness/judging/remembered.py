@@ -37,7 +37,7 @@ _JUDGING_PARTS = (
     *("spec", "reading", "attention", "judging", "diagnosis", "results.format"),
     *("backends.codes", "backends.composed", "backends.contract", "backends.derived", "backends.entry"),
     *("backends.families", "backends.numpy_backend"),
-    *("execution.environment", "execution.implementations"),
+    *("execution.call_server", "execution.environment", "execution.implementations"),
     *("execution.operations", "execution.worker"),
     "common",
 )
