@@ -152,3 +152,24 @@ def make_paged_attention_to_codes(numbers_of_codes: Callable[..., list[Tensor]],
         return paged(*numbers, block_table, key_lengths, **keywords)
 
     return paged_attention
+
+
+def make_ragged_attention_to_codes(numbers_of_codes: Callable[..., list[Tensor]], ragged: Operation) -> Operation:
+    """Return attention of packed queries to such pages."""
+
+    @show_keywords_of(StoredPages)
+    def ragged_paged_attention(
+        query: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+        cu_seqlens_q: Tensor,
+        block_table: Tensor,
+        key_lengths: Tensor,
+        **options: Unpack[StoredPages],
+    ) -> Stages:
+        """Make numbers of codes, page by page, and attend to those."""
+        keywords: dict[str, Any] = {**options}
+        numbers = numbers_of_codes(query, key_pages, value_pages, keywords, in_pages=True)
+        return ragged(*numbers, cu_seqlens_q, block_table, key_lengths, **keywords)
+
+    return ragged_paged_attention

@@ -629,6 +629,30 @@ class Backend(Protocol):
         has the rows and columns (Lp, S) of each head of a page.
         """
 
+    @show_keywords_of(StoredPages)
+    def ragged_paged_attention(
+        self,
+        query: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+        cu_seqlens_q: Tensor,
+        block_table: Tensor,
+        key_lengths: Tensor,
+        **options: Unpack[StoredPages],
+    ) -> Stages:
+        """Serve several sequences in one call: prefill, chunks of it, and decoding, over the pages of one cache.
+
+        query (1, H, Lq, D), the queries of all sequences one after the other, cu_seqlens_q (S + 1,), integers: those of
+        sequence s are cu_seqlens_q[s] <= i < cu_seqlens_q[s + 1]; block_table (S, W) and key_lengths (S,), integers;
+        pages, codes, sinks and head_scale as in ``paged_attention``
+        -> log_sum_exp (1, H, Lq), output (1, H, Lq, Dv), and stages of ``attention`` where there are any, with T = S W
+        Lp keys.
+        A query attends to the keys of its own sequence alone. ``is_causal`` and ``window`` count from the end of each:
+        its last query stands at the last key that is used. A sequence may have no query, or no key; a query without a
+        key gets zeros. Kwon et al. 2023, as ``paged_attention``, with the limits of sequences of FlashAttention's
+        varlen calls; Jiang et al. 2026, "Ragged Paged Attention", arXiv 2604.15464.
+        """
+
     @show_keywords_of(Stored)
     def quantized_attention(
         self,

@@ -62,7 +62,7 @@ _ARRAYS = composed.ArrayFunctions(
     repeat=jnp.repeat,
     reshape=jnp.reshape,
     stack=jnp.stack,
-    take=lambda rows, at: rows[at],
+    take=lambda rows, at: jnp.asarray(rows)[at],  # positions, in NumPy, have no traced index
     tanh=jnp.tanh,
     transposed_product=lambda a, b: a @ b.mT,
     where=jnp.where,
@@ -126,6 +126,8 @@ _numbers_of_codes = codes.make_numbers_of_codes(
 )
 _paged = composed.make_paged_attention(_ARRAYS, attention, jnp.clip)
 paged_attention = codes.make_paged_attention_to_codes(_numbers_of_codes, _paged)
+_ragged = composed.make_ragged_paged_attention(_ARRAYS, packed_attention, jnp.clip)
+ragged_paged_attention = codes.make_ragged_attention_to_codes(_numbers_of_codes, _ragged)
 quantized_attention = codes.make_quantized_attention(_numbers_of_codes, attention)
 normalized_attention = composed.make_normalized_attention(_ARRAYS, attention, _normalize)
 latent_attention = composed.make_latent_attention(_ARRAYS, attention, partial(jnp.einsum, "blc,hcw->bhlw"))

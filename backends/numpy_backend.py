@@ -433,6 +433,29 @@ def paged_attention(
     return {name: np.concatenate([part[name] for part in parts]) for name in ("log_sum_exp", "output")}
 
 
+@show_keywords_of(StoredPages)
+def ragged_paged_attention(
+    query: Array,
+    key_pages: Array,
+    value_pages: Array,
+    cu_seqlens_q: Array,
+    block_table: Array,
+    key_lengths: Array,
+    **options: Unpack[StoredPages],
+) -> Stages:
+    """Make numbers of codes, if there are any, and attend to the pages of one sequence after the other."""
+    keywords: dict[str, Any] = {**options}
+    query, key_pages, value_pages = _numbers_of_codes(query, key_pages, value_pages, keywords, in_pages=True)
+    parts = [
+        paged_attention(query[:, :, begin:end], key_pages, value_pages, pages[np.newaxis], used[np.newaxis], **keywords)
+        for begin, end, pages, used in zip(cu_seqlens_q, cu_seqlens_q[1:], block_table, key_lengths, strict=False)
+    ]
+    return {
+        "log_sum_exp": np.concatenate([part["log_sum_exp"] for part in parts], axis=-1),
+        "output": np.concatenate([part["output"] for part in parts], axis=-2),
+    }
+
+
 _numbers_of_codes = make_numbers_of_codes(
     make_dequantize(
         lambda array, dtype: array.astype(dtype),

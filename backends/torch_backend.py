@@ -183,6 +183,8 @@ _numbers_of_codes = codes.make_numbers_of_codes(
 )
 _paged = composed.make_paged_attention(_ARRAYS, attention, torch.clamp)
 paged_attention = codes.make_paged_attention_to_codes(_numbers_of_codes, _paged)
+_ragged = composed.make_ragged_paged_attention(_ARRAYS, packed_attention, torch.clamp)
+ragged_paged_attention = codes.make_ragged_attention_to_codes(_numbers_of_codes, _ragged)
 quantized_attention = codes.make_quantized_attention(_numbers_of_codes, attention)
 normalized_attention = composed.make_normalized_attention(_ARRAYS, attention, _normalize)
 latent_attention = composed.make_latent_attention(_ARRAYS, attention, partial(torch.einsum, "blc,hcw->bhlw"))

@@ -103,7 +103,10 @@ def fused(
     return _compiled_plain(query, key, value, scale)
 
 
-_UNCOMPILED_FUNCTIONS = ("packed_attention", "packed_attention_gradients", "paged_attention", "quantized_attention")
+_UNCOMPILED_FUNCTIONS = (
+    *("packed_attention", "packed_attention_gradients", "paged_attention", "ragged_paged_attention"),
+    "quantized_attention",
+)
 _COMPILED_GRADIENTS = {
     "attention_gradients": _gradients(torch_backend.attention),
     "gated_attention_gradients": _gradients(torch_backend.gated_attention),

@@ -67,6 +67,8 @@ _ROTARY_TABLES = frozenset({"rotary_cos", "rotary_sin"})
 _INPUTS_PER_PAGE_SLOT = tuple(
     name for name, spec in OPERATIONS["paged_attention"].inputs.items() if spec.axes[:2] == ("Np", "Lp")
 )
+_CODE_ENDINGS = ("_scale", "_block_scale", "_zero")
+_INPUTS_OF_KEYS = {f"{name}{ending}" for name in ("key", "value") for ending in ("", *_CODE_ENDINGS)}
 _PAST_INPUTS = tuple(
     (name, str(spec.folds_into_input))
     for name, spec in _INPUT_SPECS.items()
@@ -299,6 +301,9 @@ def check_layout_inputs(operation: str, options: Options, shapes: Mapping[str, S
         pages, page = shapes["key_pages"][:2]
         table = counts["block_table"].reshape(shapes["block_table"])
         for entry, used in enumerate(counts["key_lengths"]):
+            if used > page * table.shape[1]:
+                problem = f"sequence {entry} has {page * table.shape[1]} keys in its pages, got a length of {int(used)}"
+                raise ShapeFault("key_lengths", problem)
             if (table[entry, : -(-int(used) // page)] >= pages).any():
                 problem = f"entry {entry} uses a page that is not there: there are {pages}, from 0 on"
                 raise ShapeFault("block_table", problem)
@@ -317,8 +322,9 @@ def check_layout_inputs(operation: str, options: Options, shapes: Mapping[str, S
         one_batch = "a batch of 1, whose sequences lie one after the other"
         raise ShapeFault("query", f"expected {one_batch}, got {shapes['query'][0]}")
     for name, of in (("cu_seqlens_q", "query"), ("cu_seqlens_k", "key")):
-        _check_cumulative_lengths(name, counts[name], shapes[of][-2], of)
-    lengths = np.diff(counts["cu_seqlens_k"])
+        if name in counts:
+            _check_cumulative_lengths(name, counts[name], shapes[of][-2], of)
+    lengths = np.diff(counts.get("cu_seqlens_k", ()))
     for number, (used, length) in enumerate(zip(counts.get("key_lengths", ()), lengths, strict=False)):
         if used > length:
             raise ShapeFault("key_lengths", f"sequence {number} has {length} keys, of which {used} cannot be used")
@@ -403,25 +409,41 @@ def _packed_to_masked(options: dict[str, Any], inputs: dict[str, Array]) -> _Opt
     return options, {**inputs, "mask": allowed[np.newaxis, np.newaxis]}
 
 
-def _pages_to_keys(options: dict[str, Any], inputs: dict[str, Array]) -> _OptionsAndInputs:
-    table, used = inputs.pop("block_table").astype(np.int64), inputs.pop("key_lengths").astype(np.int64)
-    page, queries = inputs["key_pages"].shape[1], inputs["query"].shape[-2]
+def _gather_pages(inputs: dict[str, Array]) -> Array:
+    """Replace pages by the keys and values of each row of the table, and return which of these are used, (B, T)."""
+    table, used = inputs.pop("block_table").astype(np.int64), inputs["key_lengths"].astype(np.int64)
+    page = inputs["key_pages"].shape[1]
     positions = np.arange(table.shape[1] * page)
     is_used = positions < used[:, np.newaxis]  # (B, T)
     pages = np.where(is_used[:, ::page], table, 0)  # what is not used may be no page at all
     for name in ("key", "value"):
         inputs[name] = inputs.pop(f"{name}_pages")
         slots = inputs[name].shape[:2]
-        for part in (name, f"{name}_scale", f"{name}_block_scale", f"{name}_zero"):
+        for part in (name, *(f"{name}{ending}" for ending in _CODE_ENDINGS)):
             if part in inputs:
                 cache = repeat_block_numbers(inputs[part], (*slots, *inputs[part].shape[2:]))
                 rows = cache[pages].reshape(len(table), len(positions), *cache.shape[2:])  # (B, W, Lp, Hkv, ...) before
                 used_rows = is_used.reshape(*is_used.shape, *[1] * (rows.ndim - 2))
                 inputs[part] = np.where(used_rows, rows, np.zeros_like(rows)).swapaxes(1, 2)
+    return is_used
+
+
+def _pages_to_keys(options: dict[str, Any], inputs: dict[str, Array]) -> _OptionsAndInputs:
+    is_used, queries = _gather_pages(inputs), inputs["query"].shape[-2]
+    used, positions = inputs.pop("key_lengths").astype(np.int64), np.arange(is_used.shape[-1])
     offset = 0 * used if options.pop("alignment", "") == "top_left" else used - queries
     query_position = np.arange(queries) + offset[:, np.newaxis]  # (B, Lq)
     allowed = is_used[:, np.newaxis] & _pop_position_mask(options, query_position[..., np.newaxis], positions)
     laid_out = options, {**inputs, "mask": allowed[:, np.newaxis]}
+    return _widen_codes(*laid_out) if "key_scale" in inputs else laid_out
+
+
+def _ragged_pages_to_keys(options: dict[str, Any], inputs: dict[str, Array]) -> _OptionsAndInputs:
+    """Lay the keys of all sequences one after the other, each with all slots of its pages."""
+    sequences, keys = _gather_pages(inputs).shape
+    for name in inputs.keys() & _INPUTS_OF_KEYS:  # (S, Hkv, T, ...) -> (1, Hkv, S T, ...)
+        inputs[name] = np.concatenate([*inputs[name]], axis=1)[np.newaxis]
+    laid_out = _packed_to_masked(options, {**inputs, "cu_seqlens_k": np.arange(sequences + 1) * keys})
     return _widen_codes(*laid_out) if "key_scale" in inputs else laid_out
 
 
@@ -557,6 +579,7 @@ def _pop_position_mask(options: dict[str, Any], queries: Array, keys: Array) -> 
 _REMOVE_LAYOUT: Mapping[str, Callable[[dict[str, Any], dict[str, Array]], _OptionsAndInputs]] = {
     "packed_attention": _packed_to_masked,
     "paged_attention": _pages_to_keys,
+    "ragged_paged_attention": _ragged_pages_to_keys,
     "quantized_attention": _widen_codes,
     "normalized_attention": _broadcast_norm_weights,
     "latent_attention": _latent_to_keys,

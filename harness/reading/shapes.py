@@ -116,9 +116,10 @@ def find_axis_lengths(
         problem = f"expected {wanted}: {lengths['H']} query heads cannot share {lengths['Hkv']} evenly"
         raise ShapeFault(found_in["Hkv"] if found_in["Hkv"] in specs else "key", problem)
     if "W" in lengths:
-        lengths["T"] = lengths["W"] * lengths["Lp"]
+        lengths["T"] = lengths["W"] * lengths["Lp"] * lengths.get("S", 1)
     if "S" in lengths and lengths["S1"] != lengths["S"] + 1:
-        raise ShapeFault("key_lengths", f"expected one for each of {lengths['S1'] - 1} sequences, got {lengths['S']}")
+        what = f"expected one for each of {lengths['S1'] - 1} sequences, got {lengths['S']}"
+        raise ShapeFault(found_in["S"], what)
     if "Lk" in lengths:
         lengths["T"] = lengths["Lk"] + lengths.get("P", 0)
     _check_at_least(lengths, found_in)
@@ -259,7 +260,8 @@ def count_scores(operation: str, options: Mapping[str, Any], inputs: Mapping[str
         return int(inputs[name].size)
     heads = int(options["heads"]) if OPERATIONS[operation].has_projections else 1
     if "block_table" in inputs:
-        keys = int(inputs["block_table"].shape[-1]) * int(inputs["key_pages"].shape[1])
+        tables = inputs["block_table"] if "cu_seqlens_q" in inputs else inputs["block_table"][:1]
+        keys = int(tables.size) * int(inputs["key_pages"].shape[1])
     else:
         keys = sum(int(inputs[name].shape[-2]) for name in ("key", "past_key", "cached_key") if name in inputs)
     return math.prod(inputs["query"].shape[:-1]) * heads * keys

@@ -361,6 +361,13 @@ PAGED_INPUTS: Mapping[str, InputSpec] = {
 
 Pages hold codes if there are scales of them.
 """
+RAGGED_PAGED_INPUTS: Mapping[str, InputSpec] = {
+    **PAGED_INPUTS,
+    "cu_seqlens_q": replace(PACKED_INPUTS["cu_seqlens_q"], synonyms=("cu_q_lens", "query_start_loc", "qo_indptr")),
+    "block_table": replace(PAGED_INPUTS["block_table"], axes=("S", "W")),
+    "key_lengths": replace(PAGED_INPUTS["key_lengths"], axes=("S",)),
+}
+"""As for pages, with the queries of several sequences one after the other."""
 QUANTIZED_INPUTS: Mapping[str, InputSpec] = {
     "query": replace(QUERY, scale_input="query_scale"),
     "key": replace(ATTENTION_INPUTS["key"], scale_input="key_scale"),

@@ -334,6 +334,13 @@ OPERATIONS: Mapping[str, Operation] = {
             lowers_to="attention",
         ),
         Operation(
+            "ragged_paged_attention",
+            specs.RAGGED_PAGED_INPUTS,
+            _SEQUENCE_OPTIONS | _CODE_OPTIONS,
+            (*_LOGITS_WITHOUT_BIAS, *_SOFTMAX, "output"),
+            lowers_to="attention",
+        ),
+        Operation(
             "quantized_attention",
             specs.QUANTIZED_INPUTS,
             _CODE_OPTIONS | {"scale", "softcap", "is_causal", "window"},
