@@ -433,18 +433,16 @@ def make_ragged_paged_attention(
         **options: Unpack[Scored],
     ) -> Stages:
         """Gather the pages of all sequences one after the other, and attend within each sequence."""
-        pages = clip(block_table, 0, key_pages.shape[0] - 1)
-        sequences, keys = block_table.shape[0], block_table.shape[1] * key_pages.shape[1]
-        key, value = (
-            arrays.permute(arrays.reshape(arrays.take(cache, pages), (1, sequences * keys, *cache.shape[2:])), (0, 2, 1, 3))
-            for cache in (key_pages, value_pages)
-        )
-        cu_seqlens_k = arrays.arange(sequences + 1, query) * keys
+        sequences, width = block_table.shape
+        pages = arrays.reshape(clip(block_table, 0, key_pages.shape[0] - 1), (1, sequences * width))
+        key, value = (_join_pages(arrays, arrays.take(cache, pages)) for cache in (key_pages, value_pages))
+        cu_seqlens_k = arrays.arange(sequences + 1, query) * width * key_pages.shape[1]
         return packed_attention(query, key, value, cu_seqlens_q, cu_seqlens_k, key_lengths=key_lengths, **options)
 
     return ragged_paged_attention
 
 
+def _join_pages(arrays: ArrayFunctions, pages: Tensor) -> Tensor:
     """Put the pages of every batch entry one after the other: (B, W, Lp, Hkv, D) -> (B, Hkv, W Lp, D)."""
     batch, count, keys, *rest = pages.shape
     return arrays.permute(arrays.reshape(pages, (batch, count * keys, *rest)), (0, 2, 1, 3))

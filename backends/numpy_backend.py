@@ -446,10 +446,10 @@ def ragged_paged_attention(
     """Make numbers of codes, if there are any, and attend to the pages of one sequence after the other."""
     keywords: dict[str, Any] = {**options}
     query, key_pages, value_pages = _numbers_of_codes(query, key_pages, value_pages, keywords, in_pages=True)
-    parts = [
-        paged_attention(query[:, :, begin:end], key_pages, value_pages, pages[np.newaxis], used[np.newaxis], **keywords)
-        for begin, end, pages, used in zip(cu_seqlens_q, cu_seqlens_q[1:], block_table, key_lengths, strict=False)
-    ]
+    parts = []
+    for begin, end, pages, used in zip(cu_seqlens_q, cu_seqlens_q[1:], block_table, key_lengths, strict=False):
+        rows, of_sequence = query[:, :, begin:end], (pages[np.newaxis], used[np.newaxis])
+        parts.append(paged_attention(rows, key_pages, value_pages, *of_sequence, **keywords))
     return {
         "log_sum_exp": np.concatenate([part["log_sum_exp"] for part in parts], axis=-1),
         "output": np.concatenate([part["output"] for part in parts], axis=-2),

@@ -345,6 +345,20 @@ def _change_sequence_limits(change: Callable[[Any, Any], tuple[Any, Any] | None]
     return changed
 
 
+def _shift_query_limits(steps: int) -> Change:
+    """Move the limits between the queries of sequences whose keys have no limits."""
+
+    def changed(called: Problem) -> Problem | None:
+        limits = called.inputs["cu_seqlens_q"]
+        moved = np.clip(limits + steps, 0, limits[-1])
+        moved[[0, -1]] = limits[[0, -1]]
+        if "cu_seqlens_k" in called.inputs or len(limits) < 3 or (np.diff(moved) < 0).any():
+            return None
+        return called.with_inputs(cu_seqlens_q=moved)
+
+    return changed
+
+
 def _use_query_limits(queries: Any, keys: Any) -> tuple[Any, Any] | None:
     limits = np.minimum(queries, keys[-1])
     return (queries, limits) if limits[-1] == keys[-1] and not np.array_equal(limits, keys) else None
@@ -411,6 +425,11 @@ _SEQUENCE_READINGS = tuple(
         Reading("limits-one-too-late", "sequences of keys end one too late: the next sequence's first key is seen",
                 _shift_key_limits(1), "cu_seqlens_k"),
         Reading("limits-one-too-early", "sequences of keys end one too early", _shift_key_limits(-1), "cu_seqlens_k"),
+        *(
+            Reading(f"query-limits-one-too-{word}", f"sequences of queries end one too {word}",
+                    _shift_query_limits(steps), "cu_seqlens_q")
+            for word, steps in (("late", 1), ("early", -1))
+        ),
         Reading("limits-of-queries", "the limits of queries are taken for keys",
                 _change_sequence_limits(_use_query_limits), "cu_seqlens_k"),
         *reordering_readings("block-table", "the block table", ["block_table"], {"batch entry": -2}, "masked",

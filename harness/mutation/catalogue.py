@@ -46,7 +46,7 @@ from attncheck.spec import OPERATIONS, OPTIONS, InputSpec, Operation, OptionSpec
 
 TOPIC_MODULES: tuple[ModuleType, ...] = tuple(
     import_module(f"attncheck.mutation.{name}")
-    for name in ("controls", "scores", "masks", "blocks", "heads", "gradients", "narrow", "latents")
+    for name in ("controls", "scores", "masks", "blocks", "heads", "gradients", "narrow", "latents", "serving")
 )
 """The modules beside this one that register subjects, which are listed in their order, and in that of their lines."""
 
@@ -293,7 +293,10 @@ def can_show_fault(operation: Operation, name: str, spec: InputSpec | OptionSpec
     An argument that an operation passes through to attention may only get lost; any other fault is one of attention.
     """
     attention = OPERATIONS["attention"]
-    is_handed_on = spec is attention.inputs.get(name) or (isinstance(spec, OptionSpec) and name in attention.options)
+    others = (attention, OPERATIONS["paged_attention"]) if operation.name == "ragged_paged_attention" else (attention,)
+    is_handed_on = any(spec is other.inputs.get(name) for other in others) or (
+        isinstance(spec, OptionSpec) and name in attention.options
+    )
     lowered = OPERATIONS.get(operation.lowers_to or "")
     is_more = lowered is not None and lowered.inputs.keys() <= operation.inputs.keys()  # and nothing is laid out
     has_more = is_more or not operation.computes_gradients

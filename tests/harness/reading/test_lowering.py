@@ -175,6 +175,19 @@ def paged(draw: st.DrawFn) -> Problem:
     return Problem("paged_attention", draw(options()), inputs)
 
 
+@st.composite
+def ragged(draw: st.DrawFn) -> Problem:
+    """Draw a cache, and a number of queries for each of its tables, which may be 0."""
+    pages = draw(paged())
+    counts = [draw(st.integers(0, 4)) for _ in pages.inputs["block_table"]]
+    rows = np.concatenate(
+        [entry[:, :1].repeat(count, 1) for entry, count in zip(pages.inputs["query"], counts, strict=True)], 1
+    )
+    query = rows[np.newaxis] + np.arange(rows.shape[1])[:, np.newaxis] / 4
+    limits = np.concatenate([[0], np.cumsum(counts)])
+    return Problem("ragged_paged_attention", pages.options, {**pages.inputs, "query": query, "cu_seqlens_q": limits})
+
+
 def options() -> st.SearchStrategy[dict[str, Any]]:
     side = st.one_of(st.none(), st.integers(0, 3))
     windows = st.tuples(side, side).filter(lambda window: window != (None, None))
@@ -190,12 +203,12 @@ def by_definition(problem: Problem) -> Array:
         if "block_table" in inputs:
             pages = (inputs[name][inputs["block_table"][entry]] for name in ("key_pages", "value_pages"))
             own_keys, own_values = (each.reshape(-1, *each.shape[2:]).swapaxes(0, 1)[:, :used] for each in pages)
-            place: Any = (entry, slice(None), slice(None))
         else:
-            begin, end = inputs["cu_seqlens_q"][entry : entry + 2]
             first = inputs["cu_seqlens_k"][entry]
             own_keys, own_values = (inputs[name][0, :, first : first + used] for name in ("key", "value"))
-            place = (0, slice(None), slice(begin, end))
+        place: Any = (entry, slice(None), slice(None))
+        if "cu_seqlens_q" in inputs:
+            place = (0, slice(None), slice(*inputs["cu_seqlens_q"][entry : entry + 2]))
         own_keys, own_values = (each.repeat(2, axis=0) for each in (own_keys, own_values))
         shape = (1, 4, query[place].shape[1], used)
         seen = definition(problem.options, {}, used - shape[2], shape)[0]
@@ -205,16 +218,16 @@ def by_definition(problem: Problem) -> Array:
     return output
 
 
-@given(packed() | paged())
+@given(packed() | paged() | ragged())
 def test_packed_sequences_and_paged_caches_are_attention_with_one_mask(problem: Problem) -> None:
     plain = problem.without_layout()
     assert plain.operation == "attention"
-    assert "packed" not in problem.operation or plain.options.keys() <= {"scale"}
+    assert plain.options.keys() <= {"scale"}
     output = numpy_backend.attention(**plain.inputs, **plain.options)["output"]
     assert np.allclose(output, by_definition(problem), rtol=1e-12, atol=1e-12)
 
 
-@given(packed() | paged(), st.sampled_from(["nan", "large"]))
+@given(packed() | paged() | ragged(), st.sampled_from(["nan", "large"]))
 def test_poison_is_where_no_query_can_see_it_and_nowhere_else(problem: Problem, poison: str) -> None:
     inputs = poison_unused_keys({"poison": poison}, problem.inputs, "float32")
     assert np.array_equal(by_definition(problem), by_definition(replace(problem, inputs=inputs)))
