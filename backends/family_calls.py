@@ -127,10 +127,12 @@ _INPUTS: Mapping[str, tuple[str, ...]] = {
     "quantized_attention": (*_ATTENTION, "key_scale", "value_scale"),
     "packed_attention": (*_ATTENTION, "cu_seqlens_q", "cu_seqlens_k"),
     "paged_attention": ("query", "key_pages", "value_pages", "block_table", "key_lengths"),
+    "ragged_paged_attention": ("query", "key_pages", "value_pages", "cu_seqlens_q", "block_table", "key_lengths"),
 }
 _SCALES = ("query_scale", "key_scale", "value_scale")
 _PACKED_LIMITS = ("cu_seqlens_q", "cu_seqlens_k")
 _PAGE_TABLES = ("block_table", "cache_seqlens")
+_RAGGED_TABLES = ("cu_seqlens_q", "block_table")
 _LONGEST_SEQUENCES = ("max_seqlen_q", "max_seqlen_k")
 
 
@@ -157,16 +159,18 @@ def contract_functions(
 ) -> dict[str, Callable[..., Any]]:
     """Return the contract's functions that a function of a family can compute, by name.
 
-    A function with ``cu_seqlens_q`` computes packed sequences, one with ``block_table`` and ``cache_seqlens`` paged
-    caches, and any other attention, also to codes if it has parameters for their scales. Raises ``UnfitFunctionError``
-    if the family's call does not fit the function.
+    A function with ``cu_seqlens_q`` and ``cu_seqlens_k`` computes packed sequences, one with ``block_table`` and
+    ``cache_seqlens`` paged caches, one with ``cu_seqlens_q`` and ``block_table`` packed sequences over pages. Any other
+    computes attention, also to codes if it has parameters for their scales. Raises ``UnfitFunctionError`` if the
+    family's call does not fit the function.
     """
     adapter = FamilyFunction.from_function(function, family, arrays, guard=guard)
     if adapter.parameter_names.issuperset(_PAGE_TABLES):
         return {"paged_attention": adapter.as_contract("paged_attention", adapter.paged_attention)}
-    if adapter.parameter_names.issuperset(_PACKED_LIMITS):
-        return {"packed_attention": adapter.as_contract("packed_attention", adapter.packed_attention)}
     names = ["attention", "quantized_attention"] if adapter.takes_codes else ["attention"]
+    if "cu_seqlens_q" in adapter.parameter_names:
+        needed = {"packed_attention": _PACKED_LIMITS, "ragged_paged_attention": _RAGGED_TABLES}
+        names = [name for name, words in needed.items() if adapter.parameter_names.issuperset(words)] or names
     return {name: adapter.as_contract(name, getattr(adapter, name)) for name in names}
 
 
@@ -269,7 +273,7 @@ def _parameter_names(family: Family) -> set[str]:
     several = (*family.scale, *family.window, *family.softcap, *family.sinks, *family.log_sum_exp, *family.neutral)
     several += family.descales
     single = (family.causal, family.window_left, family.mask, family.bias, family.key_lengths, family.grouped)
-    return {*filter(None, single), *several, *_PACKED_LIMITS, *_PAGE_TABLES, *_LONGEST_SEQUENCES, "seqused_k"}
+    return {*filter(None, single), *several, *_PACKED_LIMITS, *_PAGE_TABLES, *_LONGEST_SEQUENCES, "seqused_k", "out"}
 
 
 @dataclass(frozen=True)
@@ -532,6 +536,29 @@ class FamilyFunction:
         words["cache_seqlens"] = self.arrays.to_numpy(lengths).astype(np.int32)
         return self._as_stages(self._call([_to_family_layout(query_array, self.family.layout), *pages], words))
 
+    def ragged_paged_attention(
+        self, query: Any, key_pages: Any, value_pages: Any, limits: Any, table: Any, lengths: Any, **asked: Any
+    ) -> Stages:
+        """Call the function for the contract's packed sequences over pages; it may write its result into ``out``."""
+        options = self._to_numpy_options(asked)
+        rows, keys, values, ends, pages, used = (
+            self.arrays.to_numpy(tensor) for tensor in (query, key_pages, value_pages, limits, table, lengths)
+        )
+        words = self._option_arguments(rows, keys.swapaxes(1, 2), options) | self._edges_from_the_end(options)
+        of_keys = {"cu_seqlens_k": np.append(0, np.cumsum(used)).astype(np.int32)}
+        if "seqused_k" in self.parameter_names and "cu_seqlens_k" not in self.required:
+            of_keys = {"seqused_k": used.astype(np.int32)}  # vLLM refuses both
+        arguments = of_keys | {
+            "cu_seqlens_q": ends.astype(np.int32),
+            "max_seqlen_q": int(np.diff(ends).max(initial=0)),
+            "max_seqlen_k": int(used.max(initial=0)),
+            "block_table": pages.astype(np.int32),
+            "out": np.full((rows.shape[2], rows.shape[1], values.shape[-1]), np.nan, rows.dtype),
+        }
+        words |= {name: value for name, value in arguments.items() if name in self.parameter_names}
+        packed = replace(self, family=replace(self.family, layout="LHD"))
+        return packed._as_stages(packed._call([_to_family_layout(rows, "LHD"), keys, values], words))
+
     def _to_numpy_options(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         return {
             name: self.arrays.to_numpy(value) if hasattr(value, "shape") else value
@@ -671,10 +698,10 @@ class FamilyFunction:
             query, key = inputs[:2]
             groups, scale = query.shape[1] // key.shape[1], _default_scale(query)
             module = [SimpleNamespace(num_key_value_groups=groups, scaling=scale, is_causal=False, training=False)]
-        with self.guard(
-            {name: value for name, value in arguments.items() if hasattr(value, "shape")}, self.arrays.to_numpy
-        ):
-            return self.function(*module, *tensors, **options)
+        inputs_by_name = {name: value for name, value in arguments.items() if hasattr(value, "shape") and name != "out"}
+        with self.guard(inputs_by_name, self.arrays.to_numpy):
+            returned = self.function(*module, *tensors, **options)
+        return options.get("out") if returned is None else returned
 
     def _as_stages(self, returned: Any) -> Stages:
         """Convert the returned values to the contract's stages."""

@@ -324,11 +324,17 @@ def _change_key_lengths(change: Callable[[Any, Any], Any]) -> Change:
     return changed
 
 
+def _shift_inner_limits(steps: int, limits: Any) -> Any:
+    """Move the limits between sequences; None if there are none, or if they pass one another."""
+    moved = np.clip(limits + steps, 0, limits[-1])
+    moved[[0, -1]] = limits[[0, -1]]
+    return None if len(limits) < 3 or (np.diff(moved) < 0).any() else moved
+
+
 def _shift_key_limits(steps: int) -> Change:
     def change(queries: Any, keys: Any) -> tuple[Any, Any] | None:
-        moved = np.clip(keys + steps, 0, keys[-1])
-        moved[[0, -1]] = keys[[0, -1]]
-        return None if len(keys) < 3 or (np.diff(moved) < 0).any() else (queries, moved)
+        moved = _shift_inner_limits(steps, keys)
+        return None if moved is None else (queries, moved)
 
     return _change_sequence_limits(change)
 
@@ -341,20 +347,6 @@ def _change_sequence_limits(change: Callable[[Any, Any], tuple[Any, Any] | None]
         if limits is None:
             return None
         return called.without_input("key_lengths").with_inputs(cu_seqlens_q=limits[0], cu_seqlens_k=limits[1])
-
-    return changed
-
-
-def _shift_query_limits(steps: int) -> Change:
-    """Move the limits between the queries of sequences whose keys have no limits."""
-
-    def changed(called: Problem) -> Problem | None:
-        limits = called.inputs["cu_seqlens_q"]
-        moved = np.clip(limits + steps, 0, limits[-1])
-        moved[[0, -1]] = limits[[0, -1]]
-        if "cu_seqlens_k" in called.inputs or len(limits) < 3 or (np.diff(moved) < 0).any():
-            return None
-        return called.with_inputs(cu_seqlens_q=moved)
 
     return changed
 
@@ -427,7 +419,8 @@ _SEQUENCE_READINGS = tuple(
         Reading("limits-one-too-early", "sequences of keys end one too early", _shift_key_limits(-1), "cu_seqlens_k"),
         *(
             Reading(f"query-limits-one-too-{word}", f"sequences of queries end one too {word}",
-                    _shift_query_limits(steps), "cu_seqlens_q")
+                    when_applicable(lambda called: "cu_seqlens_k" not in called.inputs,
+                                    change_input("cu_seqlens_q", partial(_shift_inner_limits, steps))), "cu_seqlens_q")
             for word, steps in (("late", 1), ("early", -1))
         ),
         Reading("limits-of-queries", "the limits of queries are taken for keys",

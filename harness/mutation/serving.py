@@ -69,37 +69,6 @@ def _attend_to_new_keys(
     return backend.attention(query, key, value, mask=mask, **options)
 
 
-def _skip_sequences_without_queries(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    limits = call["cu_seqlens_q"]
-    kept = limits[np.append(True, np.diff(limits) > 0)]
-    return {"cu_seqlens_q": np.append(kept, np.full(len(limits) - len(kept), limits[-1]))}
-
-
-def _take_last_page_of_sequence_before(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    table, page = call["block_table"].copy(), call["key_pages"].shape[1]
-    for sequence, used in enumerate(call["key_lengths"]):
-        if sequence and used:
-            last = (int(used) - 1) // page
-            table[sequence, last] = call["block_table"][sequence - 1, last]
-    return {"block_table": np.clip(table, 0, len(call["key_pages"]) - 1)}
-
-
-def _forget_new_page(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    table, page = call["block_table"].copy(), call["key_pages"].shape[1]
-    for sequence, used in enumerate(call["key_lengths"]):
-        if used % page == 1 % page and used:
-            table[sequence, (int(used) - 1) // page] = 0
-    return {"block_table": table}
-
-
-def _decode_first(**call: Any) -> Stages:
-    """Return the rows of sequences that decode before those of the others, as they were computed."""
-    stages, limits = backend.ragged_paged_attention(**call), call["cu_seqlens_q"]
-    counts = np.diff(limits)
-    order = np.argsort(np.repeat(counts > 1, counts), kind="stable")
-    return {name: stage.take(order, 2) for name, stage in stages.items()}
-
-
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
 # fmt: off
 for _option in ("is_causal", "window", "softcap", "sinks", "scale"):
@@ -134,20 +103,11 @@ _register_ragged_fault(_change_ragged_call, "tiles_of_queries_belong_to_their_fi
     "a tile of queries reads the keys of one sequence: a search for the sequence of each tile, not of each query",
     lambda call: {"cu_seqlens_q": np.minimum(-(-call["cu_seqlens_q"] // _TILE) * _TILE, call["query"].shape[2])})
 _register_ragged_fault(_change_ragged_call, "limits_cut_to_tiles",
-    "sequences begin where a tile of queries does: flash-attention#2562's kind",
+    "sequences begin where a tile of queries does",
     lambda call: {"cu_seqlens_q": np.append(call["cu_seqlens_q"][:-1] // _TILE * _TILE, call["query"].shape[2])})
-_register_ragged_fault(_change_ragged_call, "tables_without_empty_sequences",
-    "sequences without a query are skipped in the limits alone: flash-attention#2562's kind",
-    _skip_sequences_without_queries)
 _register_ragged_fault(_change_ragged_call, "keys_up_to_those_of_the_first_sequence",
     "max_seqlen_k is taken from the first sequence",
     lambda call: {"key_lengths": np.minimum(call["key_lengths"], call["key_lengths"][:1])})
-_register_ragged_fault(_change_ragged_call, "last_page_of_the_sequence_before",
-    "a stale row of the table: vllm#47042's kind", _take_last_page_of_sequence_before)
-_register_ragged_fault(_change_ragged_call, "page_begun_by_the_last_key_is_page_zero",
-    "the page that the newest key begins is not in the table yet", _forget_new_page)
-_register_ragged_fault("ragged_paged_attention", "results_of_decoding_first",
-    "the batch is ordered, sequences that decode first, and its results are not put back", _decode_first)
 # fmt: on
 for _fault in forms.faults_from_readings(
     (
@@ -163,6 +123,43 @@ for _fault in forms.faults_from_readings(
     register_fault(**_fault)
 
 
+@_register_ragged_fault(
+    _change_ragged_call, defect="sequences without a query are skipped in the limits alone: flash-attention#2562's kind"
+)
+def tables_without_empty_sequences(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    limits = call["cu_seqlens_q"]
+    kept = limits[np.append(True, np.diff(limits) > 0)]
+    return {"cu_seqlens_q": np.append(kept, np.full(len(limits) - len(kept), limits[-1]))}
+
+
+@_register_ragged_fault(_change_ragged_call, defect="a stale row of the table: vllm#47042's kind")
+def last_page_of_the_sequence_before(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    table, page = call["block_table"].copy(), call["key_pages"].shape[1]
+    for sequence, used in enumerate(call["key_lengths"]):
+        if sequence and used:
+            last = (int(used) - 1) // page
+            table[sequence, last] = call["block_table"][sequence - 1, last]
+    return {"block_table": np.clip(table, 0, len(call["key_pages"]) - 1)}
+
+
+@_register_ragged_fault(_change_ragged_call, defect="the page that the newest key begins is not in the table yet")
+def page_begun_by_the_last_key_is_page_zero(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    table, page = call["block_table"].copy(), call["key_pages"].shape[1]
+    for sequence, used in enumerate(call["key_lengths"]):
+        if used % page == 1 % page and used:
+            table[sequence, (int(used) - 1) // page] = 0
+    return {"block_table": table}
+
+
+@_register_ragged_fault("ragged_paged_attention")
+def results_of_decoding_first(**call: Any) -> Stages:
+    """the batch is ordered, sequences that decode first, and its results are not put back"""
+    stages, limits = backend.ragged_paged_attention(**call), call["cu_seqlens_q"]
+    counts = np.diff(limits)
+    order = np.argsort(np.repeat(counts > 1, counts), kind="stable")
+    return {name: stage.take(order, 2) for name, stage in stages.items()}
+
+
 @register_equivalent(
     "ragged_paged_attention",
     defect="the longest sequence is computed first, and results are put back",
@@ -176,8 +173,7 @@ def longest_sequence_first(
     rows = [np.arange(cu_seqlens_q[place], cu_seqlens_q[place + 1]) for place in order]
     ordered = np.concatenate(rows).astype(np.intp)
     limits = np.append(0, np.cumsum(counts[order]))
-    if (scale := options.get("query_scale")) is not None and scale.shape[-1] > 1:
-        options["query_scale"] = scale[..., ordered]
+    query, key_pages, value_pages = backend._numbers_of_codes(query, key_pages, value_pages, options, in_pages=True)
     stages = backend.ragged_paged_attention(
         query[:, :, ordered], key_pages, value_pages, limits, block_table[order], key_lengths[order], **options
     )

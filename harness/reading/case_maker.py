@@ -98,7 +98,7 @@ _PROJECTION_WEIGHTS = frozenset(
     for name in operation.inputs
     if name.endswith("_weight")
 )
-NAMES_OF_COUNTED_AXES: Mapping[str, str] = {"T": "keys", "Lk": "keys", "Lq": "queries", "Np": "pages"}
+NAMES_OF_COUNTED_AXES: Mapping[str, str] = {"T": "keys", "Ts": "keys", "Lk": "keys", "Lq": "queries", "Np": "pages"}
 """What an axis that counts may not exceed counts itself."""
 MAX_CHECKED_NUMBERS = 2**17
 """Numbers that are looked at one by one for all cases of a file, counted again wherever a case refers to them."""

@@ -298,7 +298,12 @@ def check_layout_inputs(operation: str, options: Options, shapes: Mapping[str, S
     if OPERATIONS[operation].lowers_to is None:
         return
     if "block_table" in counts:
-        _check_pages(shapes, counts)
+        pages, page = shapes["key_pages"][:2]
+        table = counts["block_table"].reshape(shapes["block_table"])
+        for entry, used in enumerate(counts["key_lengths"]):
+            if (table[entry, : -(-int(used) // page)] >= pages).any():
+                problem = f"entry {entry} uses a page that is not there: there are {pages}, from 0 on"
+                raise ShapeFault("block_table", problem)
     check_code_shapes(options, shapes)
     for name in ("query", "key"):
         weight = f"{name}_norm_weight"
@@ -313,25 +318,13 @@ def check_layout_inputs(operation: str, options: Options, shapes: Mapping[str, S
     if shapes["query"][0] != 1:
         one_batch = "a batch of 1, whose sequences lie one after the other"
         raise ShapeFault("query", f"expected {one_batch}, got {shapes['query'][0]}")
-    for name, of in (("cu_seqlens_q", "query"), ("cu_seqlens_k", "key")):
-        if name in counts:
-            _check_cumulative_lengths(name, counts[name], shapes[of][-2], of)
+    limits = {"cu_seqlens_q": "query", "cu_seqlens_k": "key"}
+    for name in (name for name in limits if name in counts):
+        _check_cumulative_lengths(name, counts[name], shapes[limits[name]][-2], limits[name])
     lengths = np.diff(counts.get("cu_seqlens_k", ()))
     for number, (used, length) in enumerate(zip(counts.get("key_lengths", ()), lengths, strict=False)):
         if used > length:
             raise ShapeFault("key_lengths", f"sequence {number} has {length} keys, of which {used} cannot be used")
-
-
-def _check_pages(shapes: Mapping[str, Shape], counts: Inputs) -> None:
-    pages, page = shapes["key_pages"][:2]
-    table = counts["block_table"].reshape(shapes["block_table"])
-    for entry, used in enumerate(counts["key_lengths"]):
-        if used > page * table.shape[1]:
-            problem = f"sequence {entry} has {page * table.shape[1]} keys in its pages, got a length of {int(used)}"
-            raise ShapeFault("key_lengths", problem)
-        if (table[entry, : -(-int(used) // page)] >= pages).any():
-            problem = f"entry {entry} uses a page that is not there: there are {pages}, from 0 on"
-            raise ShapeFault("block_table", problem)
 
 
 def check_code_shapes(options: Options, shapes: Mapping[str, Shape]) -> None:

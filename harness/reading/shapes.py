@@ -116,7 +116,8 @@ def find_axis_lengths(
         problem = f"expected {wanted}: {lengths['H']} query heads cannot share {lengths['Hkv']} evenly"
         raise ShapeFault(found_in["Hkv"] if found_in["Hkv"] in specs else "key", problem)
     if "W" in lengths:
-        lengths["T"] = lengths["W"] * lengths["Lp"] * lengths.get("S", 1)
+        lengths["Ts"] = lengths["W"] * lengths["Lp"]
+        lengths["T"] = lengths["Ts"] * lengths.get("S", 1)
     if "S" in lengths and lengths["S1"] != lengths["S"] + 1:
         what = f"expected one for each of {lengths['S1'] - 1} sequences, got {lengths['S']}"
         raise ShapeFault(found_in["S"], what)

@@ -198,7 +198,7 @@ _MAX_PAGE_SLOTS = 1 << 10
 
 def _draw_page_size(lengths: Mapping[str, int], random: Random) -> int:
     page = _PAGE_SIZES[random.randint(len(_PAGE_SIZES))]
-    return page if lengths["B"] * page <= _MAX_PAGE_SLOTS else _PAGE_SIZES[random.randint(3)]
+    return page if lengths["S"] * page <= _MAX_PAGE_SLOTS else _PAGE_SIZES[random.randint(3)]
 
 
 _DERIVED_AXES: Mapping[str, Callable[[Mapping[str, int], Random], int]] = {
@@ -211,7 +211,8 @@ _DERIVED_AXES: Mapping[str, Callable[[Mapping[str, int], Random], int]] = {
     "S1": lambda of, random: of["S"] + 1,
     "Lp": _draw_page_size,
     "W": lambda of, random: -(-of["Lk"] // of["Lp"]),
-    "Np": lambda of, random: of["B"] * of["W"] + 2,  # two pages are unused
+    "Ts": lambda of, random: of["Lk"],
+    "Np": lambda of, random: of["S"] * of["W"] + 2,  # two pages are unused
 }
 """The lengths of axes that follow from others; any other letter is a small width."""
 
@@ -227,9 +228,10 @@ def axis_lengths(dims: Dimensions, axes: frozenset[str], random: Random) -> dict
         lengths["Lk"] = max(dims.Lk - lengths["P"], 1)
     if "S1" in axes:
         sequences = max(dims.B, int(random.randint(1, 5)))
-        lengths |= {"B": 1, "Lq": dims.B * dims.Lq, "Lk": dims.B * dims.Lk, "S": sequences}
+        keys = dims.Lk if "W" in axes else dims.B * dims.Lk  # a table has the keys of each sequence
+        lengths |= {"B": 1, "Lq": dims.B * dims.Lq, "Lk": keys, "S": sequences}
     for letter, follow in _DERIVED_AXES.items():
-        if letter in axes or letter == "T":
+        if letter in axes or letter == "T" or (letter == "Ts" and "W" in axes):
             lengths[letter] = int(follow(lengths, random))
     for letter in sorted(axes - lengths.keys()):
         lengths[letter] = int(random.randint(1, _MAX_SMALL_LENGTH + 1))

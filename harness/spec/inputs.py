@@ -337,6 +337,7 @@ PAGED_INPUTS: Mapping[str, InputSpec] = {
     "key_lengths": InputSpec(
         ("B",),
         is_count=True,
+        max_value_axis="Ts",
         requested_stage="masked",
         synonyms=("cache_seqlens", "seq_lens", "context_lens", "kv_lens"),
     ),

@@ -278,9 +278,10 @@ def lengths_of(case: Case) -> list[tuple[int, int]]:
         for name, made in make_exact_inputs(case).items()
         if case.input_specs[name].is_count
     }
-    if "block_table" in exact:
+    if "cu_seqlens_q" not in exact:
         return [(lengths["Lq"], int(keys)) for keys in exact["key_lengths"]]
-    queries, keys = np.diff(exact["cu_seqlens_q"]), np.diff(exact["cu_seqlens_k"])
+    queries = np.diff(exact["cu_seqlens_q"])
+    keys = np.diff(exact["cu_seqlens_k"]) if "cu_seqlens_k" in exact else exact["key_lengths"]
     return [*zip(queries.tolist(), np.minimum(keys, exact.get("key_lengths", keys)).tolist(), strict=True)]
 
 

@@ -6,6 +6,7 @@ corner, its own windows and masks. Programs are judged and isolated like functio
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -340,19 +341,57 @@ def flash_attn_paged(  # type: ignore[no-untyped-def]
     return np.concatenate(rows)
 
 
+def flash_attn_varlen_over_pages(  # type: ignore[no-untyped-def]
+    q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k=None, seqused_k=None, softmax_scale=None,
+    causal=False, window_size=(-1, -1), softcap=0.0, block_table=None,
+):  # fmt: skip
+    """As vLLM's fork of flash-attn has it, which refuses both kinds of lengths together for pages."""
+    rows = [np.zeros((0, q.shape[1], v.shape[-1]), q.dtype)]
+    assert max_seqlen_q == np.diff(cu_seqlens_q).max(initial=0)
+    if block_table is None:
+        places = [np.arange(*ends) for ends in itertools.pairwise(cu_seqlens_k)]
+        seqused_k = [len(place) for place in places] if seqused_k is None else seqused_k
+    else:
+        assert (cu_seqlens_k is None, max_seqlen_k) == (True, seqused_k.max(initial=0))
+        places = [np.arange(k.shape[0] * k.shape[1]).reshape(k.shape[:2])[pages].ravel() for pages in block_table]
+        k, v = (cache.reshape(-1, *cache.shape[2:]) for cache in (k, v))
+    for first, last, place, length in zip(cu_seqlens_q, cu_seqlens_q[1:], places, seqused_k, strict=False):
+        key, value = (tokens[place[:length]][None] for tokens in (k, v))
+        rows.append(flash_attn(q[None, first:last], key, value, 0.0, softmax_scale, causal, window_size, softcap)[0])
+    return np.concatenate(rows)
+
+
+def unified_attention(  # type: ignore[no-untyped-def]
+    q, k, v, out, cu_seqlens_q, max_seqlen_q, seqused_k, max_seqlen_k, softmax_scale, causal, window_size, block_table,
+    softcap, q_descale, k_descale, v_descale,
+):  # fmt: skip
+    """As vLLM's kernel has it (vllm#16828): it writes its result into an argument, and has no default."""
+    assert softmax_scale is not None
+    assert softcap is not None
+    out[...] = flash_attn_varlen_over_pages(
+        q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, None, seqused_k, softmax_scale, causal, window_size,
+        softcap, block_table,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("function", "operation"),
-    [(flash_attn_varlen, "packed_attention"), (flash_attn_paged, "paged_attention")],
-    ids=["varlen", "paged"],
+    ("function", "operations"),
+    [
+        (flash_attn_varlen, {"packed_attention"}),
+        (flash_attn_paged, {"paged_attention"}),
+        (flash_attn_varlen_over_pages, {"packed_attention", "ragged_paged_attention"}),
+        (unified_attention, {"ragged_paged_attention"}),
+    ],
+    ids=["varlen", "paged", "varlen over pages", "unified"],
 )
-def test_sequences_and_pages_of_flash_attn(function: Callable[..., Any], operation: str) -> None:
-    cases = ["packed", "paged", "designs/sequences", "block_formats/pages-of-codes-*"]
+def test_sequences_and_pages_of_flash_attn(function: Callable[..., Any], operations: set[str]) -> None:
+    cases = ["packed", "paged", "ragged", "designs/sequences", "block_formats/pages-of-codes-*"]
     found = attncheck.check(function, cases=cases, signature="flash_attn", dtypes=["float64", "float32"])
     assert not failures_of(found)
     assert found.judged >= 5
     judged = found.frames.results.query("verdict == 'agree'")["case"]
     assert judged.str.startswith("block_formats/").any() == (function is flash_attn_paged)
-    assert set(read_target_declarations(function, "f", "flash_attn")["parameters"]) == {operation}
+    assert set(read_target_declarations(function, "f", "flash_attn")["parameters"]) == operations
 
 
 def contract_attention(function: Callable[..., Any], family: str) -> Callable[..., Any]:

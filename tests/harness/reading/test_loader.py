@@ -250,7 +250,7 @@ def _consistent(lengths: dict[str, int], group: int) -> dict[str, int]:
     """Add the lengths that follow from others: ``group`` query heads share a head of keys."""
     lengths = lengths | {"H": group * lengths["Hkv"], "T": lengths["P"] + lengths["Lk"], "S1": lengths["S"] + 1}
     lengths["D"] += 2 * lengths["R"]  # there are as many positions and elements as are rotated, or more
-    lengths |= {"Nq": lengths["D"], "Nk": lengths["D"]}
+    lengths |= {"Nq": lengths["D"], "Nk": lengths["D"], "Ts": lengths["W"] * lengths["Lp"]}
     lengths["Lr"] += lengths["P"] + max(lengths["Lq"], lengths["Lk"])
     merged = [(heads, width) for heads in ("H", "Hkv") for width in ("D", "Dv")]
     return lengths | {f"{heads}*{width}": lengths[heads] * lengths[width] for heads, width in merged}
@@ -268,8 +268,8 @@ def _heads(operation: str, lengths: dict[str, int]) -> tuple[int | None, int | N
 
 
 def _keys(operation: str, lengths: dict[str, int]) -> int:
-    if operation == "paged_attention":
-        return lengths["W"] * lengths["Lp"]
+    if "block_table" in OPERATIONS[operation].inputs:
+        return lengths["Ts"] * (lengths["S"] if "cu_seqlens_q" in OPERATIONS[operation].inputs else 1)
     has_past = "past_key" in OPERATIONS[operation].inputs
     return lengths["T"] if has_past else lengths["Lk"]
 
