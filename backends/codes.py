@@ -165,11 +165,13 @@ def make_ragged_attention_to_codes(numbers_of_codes: Callable[..., list[Tensor]]
         cu_seqlens_q: Tensor,
         block_table: Tensor,
         key_lengths: Tensor,
+        *,
+        tree_mask: Tensor | None = None,
         **options: Unpack[StoredPages],
     ) -> Stages:
         """Make numbers of codes, page by page, and attend to those."""
         keywords: dict[str, Any] = {**options}
         numbers = numbers_of_codes(query, key_pages, value_pages, keywords, in_pages=True)
-        return ragged(*numbers, cu_seqlens_q, block_table, key_lengths, **keywords)
+        return ragged(*numbers, cu_seqlens_q, block_table, key_lengths, tree_mask=tree_mask, **keywords)
 
     return ragged_paged_attention

@@ -430,6 +430,8 @@ def make_ragged_paged_attention(
         cu_seqlens_q: Tensor,
         block_table: Tensor,
         key_lengths: Tensor,
+        *,
+        tree_mask: Tensor | None = None,
         **options: Unpack[Scored],
     ) -> Stages:
         """Gather the pages of all sequences one after the other, and attend within each sequence."""
@@ -437,7 +439,14 @@ def make_ragged_paged_attention(
         pages = arrays.reshape(clip(block_table, 0, key_pages.shape[0] - 1), (1, sequences * width))
         key, value = (_join_pages(arrays, arrays.take(cache, pages)) for cache in (key_pages, value_pages))
         cu_seqlens_k = arrays.arange(sequences + 1, query) * width * key_pages.shape[1]
-        return packed_attention(query, key, value, cu_seqlens_q, cu_seqlens_k, key_lengths=key_lengths, **options)
+        keywords: dict[str, Any] = {**options}
+        if tree_mask is not None:
+            queries, keys = tree_mask.shape
+            of_every_sequence = arrays.broadcast_to(tree_mask[:, None], (queries, sequences, keys))
+            allowed = arrays.reshape(of_every_sequence, (1, 1, queries, sequences * keys))
+            keywords["bias"] = arrays.where(allowed, 0 * arrays.astype(allowed, query.dtype), -math.inf)
+        stages = packed_attention(query, key, value, cu_seqlens_q, cu_seqlens_k, key_lengths=key_lengths, **keywords)
+        return {name: stage for name, stage in stages.items() if name != "biased"}  # it is a part of the mask
 
     return ragged_paged_attention
 

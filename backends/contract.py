@@ -639,6 +639,8 @@ class Backend(Protocol):
         cu_seqlens_q: Tensor,
         block_table: Tensor,
         key_lengths: Tensor,
+        *,
+        tree_mask: Tensor | None = None,
         **options: Unpack[StoredPages],
     ) -> Stages:
         """Serve several sequences in one call: prefill, chunks of it, and decoding, over the pages of one cache.
@@ -650,8 +652,10 @@ class Backend(Protocol):
         Lp keys.
         A query attends to the keys of its own sequence alone. ``is_causal`` and ``window`` count from the end of each:
         its last query stands at the last key that is used. A sequence may have no query, or no key; a query without a
-        key gets zeros. Kwon et al. 2023, as ``paged_attention``, with the limits of sequences of FlashAttention's
-        varlen calls; Jiang et al. 2026, "Ragged Paged Attention", arXiv 2604.15464.
+        key gets zeros. With a tree_mask (Lq, Ts), boolean, query i may attend to key t of its sequence only where
+        tree_mask[i, t] is true: a tree of draft tokens, of which each sees its ancestors, as in Miao et al. 2023,
+        "SpecInfer", arXiv 2305.09781, section 4.2. Kwon et al. 2023, as ``paged_attention``, with the limits of
+        sequences of FlashAttention's varlen calls; Jiang et al. 2026, "Ragged Paged Attention", arXiv 2604.15464.
         """
 
     @show_keywords_of(Stored)

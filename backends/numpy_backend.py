@@ -441,6 +441,8 @@ def ragged_paged_attention(
     cu_seqlens_q: Array,
     block_table: Array,
     key_lengths: Array,
+    *,
+    tree_mask: Array | None = None,
     **options: Unpack[StoredPages],
 ) -> Stages:
     """Make numbers of codes, if there are any, and attend to the pages of one sequence after the other."""
@@ -449,6 +451,10 @@ def ragged_paged_attention(
     parts = []
     for begin, end, pages, used in zip(cu_seqlens_q, cu_seqlens_q[1:], block_table, key_lengths, strict=False):
         rows, of_sequence = query[:, :, begin:end], (pages[np.newaxis], used[np.newaxis])
+        if tree_mask is not None:
+            keywords["bias"] = np.where(tree_mask[begin:end, :used], query.dtype.type(0), -np.inf)[
+                np.newaxis, np.newaxis
+            ]
         parts.append(paged_attention(rows, key_pages, value_pages, *of_sequence, **keywords))
     return {
         "log_sum_exp": np.concatenate([part["log_sum_exp"] for part in parts], axis=-1),

@@ -423,6 +423,12 @@ _SEQUENCE_READINGS = tuple(
                                     change_input("cu_seqlens_q", partial(_shift_inner_limits, steps))), "cu_seqlens_q")
             for word, steps in (("late", 1), ("early", -1))
         ),
+        Reading("tree-mask-ignored", "the tree mask is ignored", leave_out_input("tree_mask"), "tree_mask"),
+        Reading("tree-mask-inverted", "True in the tree mask forbids", change_input("tree_mask", np.logical_not),
+                "tree_mask"),
+        Reading("tree-mask-bits-in-reverse", "the bits of each byte of the packed tree mask are read in reverse",
+                change_input("tree_mask", lambda mask: np.unpackbits(
+                    np.packbits(mask, 1, "big"), 1, mask.shape[1], "little").astype(np.bool_)), "tree_mask"),
         Reading("limits-of-queries", "the limits of queries are taken for keys",
                 _change_sequence_limits(_use_query_limits), "cu_seqlens_k"),
         *reordering_readings("block-table", "the block table", ["block_table"], {"batch entry": -2}, "masked",

@@ -55,7 +55,16 @@ GENERATED_FAULT_DTYPES = ("float32",)
 """What an input means does not depend on the dtype, and in this one kernels round."""
 AXIS_NAMES: Mapping[str, str] = {
     **{"B": "batch_entry", "H": "head", "Hkv": "head", "Lq": "query", "Lk": "key", "T": "key", "N": "part"},
-    **{"Np": "page", "Lp": "slot", "W": "page", "D": "feature", "Dv": "feature", "P": "past_key", "S": "sequence"},
+    **{
+        "Np": "page",
+        "Lp": "slot",
+        "W": "page",
+        "Ts": "key",
+        "D": "feature",
+        "Dv": "feature",
+        "P": "past_key",
+        "S": "sequence",
+    },
     **{"Lr": "position", "R": "pair", "Dr": "feature", "C": "latent", "A": "unit", "Dk": "key_feature"},
     **{"E": "input", "Ek": "input", "Ev": "input", "Eo": "output"},
 }

@@ -42,6 +42,9 @@ def _change_sequence(
         query: Array, keys: Array, values: Array, table: Array, used: Array, options: dict[str, Any]
     ) -> Stages:
         table, used, options = change(query, table, used, options)
+        if options.get("bias") is not None:  # the tree mask, of as many keys as are used without the fault
+            missing = max(int(used[0]) - options["bias"].shape[-1], 0)
+            options["bias"] = np.pad(options["bias"], ((0, 0), (0, 0), (0, 0), (0, missing)))[..., : used[0]]
         return backend.paged_attention(query, keys, values, table, used, **options)
 
     return _for_each_sequence(changed_call)
@@ -66,7 +69,8 @@ def _attend_to_new_keys(
     first = max(int(length) - queries, 0) if queries > 1 else 0
     key, value = (backend._join_pages(cache, row)[:, :, first:length] for cache in (keys, values))
     mask = backend._allowed_from_the_end(queries, key.shape[2], *edges)
-    return backend.attention(query, key, value, mask=mask, **options)
+    bias = None if options.get("bias") is None else options["bias"][..., first:]
+    return backend.attention(query, key, value, mask=mask, **{**options, "bias": bias})
 
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
@@ -108,6 +112,23 @@ _register_ragged_fault(_change_ragged_call, "limits_cut_to_tiles",
 _register_ragged_fault(_change_ragged_call, "keys_up_to_those_of_the_first_sequence",
     "max_seqlen_k is taken from the first sequence",
     lambda call: {"key_lengths": np.minimum(call["key_lengths"], call["key_lengths"][:1])})
+for _name, _defect, _change in (
+    ("tree_mask_read_from_the_last_bit",
+        "bits of a packed mask are read from the other end of each byte: flashinfer packs little-endian",
+        lambda mask: np.unpackbits(np.packbits(mask, axis=1, bitorder="big"), axis=1, bitorder="little")[
+            :, : mask.shape[1]].astype(np.bool_)),
+    ("tree_mask_of_the_first_tile_of_queries",
+        "rows of the mask beyond a tile of queries are those of the first tile",
+        lambda mask: mask[np.arange(len(mask)) % 4]),
+    ("tree_mask_with_all_that_came_before", "the mask is taken for causality: siblings see one another",
+        lambda mask: np.logical_or.accumulate(mask[:, ::-1], axis=1)[:, ::-1]),
+    ("tree_mask_without_the_query_itself", "a draft token does not see its own key",
+        lambda mask: mask & ~(np.cumsum(mask[:, ::-1], axis=1)[:, ::-1] == 1)),
+):
+    _register_ragged_fault(_change_ragged_call, _name, _defect, partial(lambda change, call: {}
+        if call.get("tree_mask") is None else {"tree_mask": change(call["tree_mask"])}, _change))
+_register_ragged_fault(_change_sequence, "decoding_without_tree_mask",
+    "a sequence of one query has no tree: its mask is dropped", _drop_option("bias", does_decode=True))
 # fmt: on
 for _fault in forms.faults_from_readings(
     (
@@ -174,6 +195,8 @@ def longest_sequence_first(
     ordered = np.concatenate(rows).astype(np.intp)
     limits = np.append(0, np.cumsum(counts[order]))
     query, key_pages, value_pages = backend._numbers_of_codes(query, key_pages, value_pages, options, in_pages=True)
+    if options.get("tree_mask") is not None:
+        options["tree_mask"] = options["tree_mask"][ordered]
     stages = backend.ragged_paged_attention(
         query[:, :, ordered], key_pages, value_pages, limits, block_table[order], key_lengths[order], **options
     )
@@ -186,7 +209,7 @@ def longest_sequence_first(
 def one_query_at_a_time(
     query: Array, key_pages: Array, value_pages: Array, table: Array, used: Array, **options: Any
 ) -> Stages:
-    queries, is_causal = query.shape[2], options.pop("is_causal", False)
+    queries, is_causal, bias = query.shape[2], options.pop("is_causal", False), options.pop("bias", None)
     left, right = options.pop("window", None) or (None, None)
     right = 0 if is_causal and (right is None or right > 0) else right
     parts = []
@@ -197,9 +220,8 @@ def one_query_at_a_time(
         mask = np.ones(used[0], np.bool_)
         mask &= True if left is None else distance >= -left
         mask &= True if right is None else distance <= right
-        parts.append(
-            backend.attention(query[:, :, place : place + 1], key, value, mask=mask[None, None, None], **options)
-        )
+        rows, of_row = query[:, :, place : place + 1], None if bias is None else bias[:, :, place : place + 1]
+        parts.append(backend.attention(rows, key, value, mask=mask[None, None, None], bias=of_row, **options))
     if not parts:
         return backend.paged_attention(query, key_pages, value_pages, table, used, **options)
     return {

@@ -440,8 +440,11 @@ def _ragged_pages_to_keys(options: dict[str, Any], inputs: dict[str, Array]) -> 
     sequences, keys = _gather_pages(inputs).shape
     for name in inputs.keys() & _INPUTS_OF_KEYS:  # (S, Hkv, T, ...) -> (1, Hkv, S T, ...)
         inputs[name] = np.concatenate([*inputs[name]], axis=1)[np.newaxis]
-    laid_out = _packed_to_masked(options, {**inputs, "cu_seqlens_k": np.arange(sequences + 1) * keys})
-    return _widen_codes(*laid_out) if "key_scale" in inputs else laid_out
+    own_keys = inputs.pop("tree_mask", None)
+    options, inputs = _packed_to_masked(options, {**inputs, "cu_seqlens_k": np.arange(sequences + 1) * keys})
+    if own_keys is not None:
+        inputs["mask"] &= np.tile(own_keys.astype(np.bool_), sequences)
+    return _widen_codes(options, inputs) if "key_scale" in inputs else (options, inputs)
 
 
 def _widen_codes(options: dict[str, Any], inputs: dict[str, Array]) -> _OptionsAndInputs:

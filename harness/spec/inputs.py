@@ -367,8 +367,16 @@ RAGGED_PAGED_INPUTS: Mapping[str, InputSpec] = {
     "cu_seqlens_q": replace(PACKED_INPUTS["cu_seqlens_q"], synonyms=("cu_q_lens", "query_start_loc", "qo_indptr")),
     "block_table": replace(PAGED_INPUTS["block_table"], axes=("S", "W")),
     "key_lengths": replace(PAGED_INPUTS["key_lengths"], axes=("S",)),
+    "tree_mask": optional_input(
+        *("Lq", "Ts"),
+        neutral_value=1,
+        is_boolean=True,
+        requested_stage="masked",
+        plain_name="the tree mask",
+        synonyms=("custom_mask", "draft_mask", "spec_decoding_mask"),
+    ),
 }
-"""As for pages, with the queries of several sequences one after the other."""
+"""As for pages, with the queries of several sequences one after the other, and the keys that each of them sees."""
 QUANTIZED_INPUTS: Mapping[str, InputSpec] = {
     "query": replace(QUERY, scale_input="query_scale"),
     "key": replace(ATTENTION_INPUTS["key"], scale_input="key_scale"),

@@ -185,6 +185,10 @@ def ragged(draw: st.DrawFn) -> Problem:
     )
     query = rows[np.newaxis] + np.arange(rows.shape[1])[:, np.newaxis] / 4
     limits = np.concatenate([[0], np.cumsum(counts)])
+    if draw(st.booleans()):
+        slots = pages.inputs["block_table"].shape[1] * pages.inputs["key_pages"].shape[1]
+        tree_mask = np.random.default_rng(len(limits)).random((limits[-1], slots)) < 0.6
+        pages = pages.with_inputs(tree_mask=tree_mask)
     return Problem("ragged_paged_attention", pages.options, {**pages.inputs, "query": query, "cu_seqlens_q": limits})
 
 
@@ -212,6 +216,8 @@ def by_definition(problem: Problem) -> Array:
         own_keys, own_values = (each.repeat(2, axis=0) for each in (own_keys, own_values))
         shape = (1, 4, query[place].shape[1], used)
         seen = definition(problem.options, {}, used - shape[2], shape)[0]
+        if "tree_mask" in inputs:
+            seen = seen & inputs["tree_mask"][place[2], :used]
         powers = np.exp(query[place] @ own_keys.swapaxes(1, 2) * problem.options.get("scale", 3**-0.5)) * seen
         total = powers.sum(-1, keepdims=True)
         output[place] = powers / np.where(total, total, 1) @ own_values
