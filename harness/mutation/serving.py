@@ -126,7 +126,8 @@ for _name, _defect, _change in (
         lambda mask: mask & ~(np.cumsum(mask[:, ::-1], axis=1)[:, ::-1] == 1)),
 ):
     _register_ragged_fault(_change_ragged_call, _name, _defect, partial(lambda change, call: {}
-        if call.get("tree_mask") is None else {"tree_mask": change(call["tree_mask"])}, _change))
+        if call.get("tree_mask") is None else {"tree_mask": change(call["tree_mask"])}, _change),
+        diagnosis="tree-mask-bits-in-reverse" if _name.endswith("_bit") else ())
 _register_ragged_fault(_change_sequence, "decoding_without_tree_mask",
     "a sequence of one query has no tree: its mask is dropped", _drop_option("bias", does_decode=True))
 # fmt: on

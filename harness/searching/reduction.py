@@ -279,7 +279,7 @@ def cuttable_axes(problem: Problem) -> list[str]:
         for letter in axis.split("*")
     )
     cuttable = [letter for letter in letters if letter != "T" or "Lk" not in letters]
-    return [letter for letter in cuttable if letter not in ("S", "S1")]
+    return [letter for letter in cuttable if letter not in ("S", "S1", "Ts")]
 
 
 def position_count(problem: Problem, letter: str) -> int:
@@ -311,6 +311,9 @@ def keep_positions(problem: Problem, kept: KeptPositions) -> Problem:
         past = whole.get("P", np.arange(lengths.get("P", 0)))
         new = whole.get("Lk", np.arange(lengths.get("Lk", 0)))
         whole["T"] = np.concatenate([past, lengths.get("P", 0) + new])
+    if "Ts" in lengths and whole.keys() & {"W", "Lp"}:
+        pages, slots = (whole.get(letter, np.arange(lengths[letter])) for letter in ("W", "Lp"))
+        whole["Ts"] = (pages[:, np.newaxis] * lengths["Lp"] + slots).ravel()
     inputs = {name: _cut_input_array(problem, name, array, whole) for name, array in problem.inputs.items()}
     options = dict(problem.options)
     for option, letter in zip(HEADS, ("H", "Hkv"), strict=True):
@@ -354,20 +357,22 @@ def _combined_positions(letters: Sequence[str], kept: KeptPositions, lengths: Ma
     return positions
 
 
+_LIMITS = {"cu_seqlens_q": "Lq", "cu_seqlens_k": "Lk"}
+"""Limits of sequences, and the axis along which each lies."""
+
+
 def drop_sequence(problem: Problem, number: int) -> Problem:
     """Leave out one of several packed sequences."""
+    limits = {name: letter for name, letter in _LIMITS.items() if name in problem.inputs}
     kept = {}
-    for name, letter in (("cu_seqlens_q", "Lq"), ("cu_seqlens_k", "Lk")):
+    for name, letter in limits.items():
         begin, end = problem.inputs[name][number : number + 2]
         kept[letter] = np.delete(np.arange(problem.axis_lengths[letter]), np.s_[int(begin) : int(end)])
-    lengths = problem.inputs.get("key_lengths")
-    shorter = keep_positions(problem.without_input("key_lengths"), kept)
-    inputs = {**shorter.inputs}
-    for name in ("cu_seqlens_q", "cu_seqlens_k"):
+    by_sequence = {name: problem.inputs[name] for name in ("key_lengths", "block_table") if name in problem.inputs}
+    inputs = {**keep_positions(problem, kept).inputs}
+    for name in limits:
         inputs[name] = np.delete(inputs[name], number + 1 if number == 0 else number)
-    if lengths is not None:
-        inputs["key_lengths"] = np.delete(lengths, number)
-    return replace(problem, inputs=inputs)
+    return replace(problem, inputs=inputs | {name: np.delete(rows, number, 0) for name, rows in by_sequence.items()})
 
 
 def clip_counts_to_lengths(problem: Problem) -> Problem:

@@ -211,7 +211,7 @@ _DERIVED_AXES: Mapping[str, Callable[[Mapping[str, int], Random], int]] = {
     "S1": lambda of, random: of["S"] + 1,
     "Lp": _draw_page_size,
     "W": lambda of, random: -(-of["Lk"] // of["Lp"]),
-    "Ts": lambda of, random: of["Lk"],
+    "Ts": lambda of, random: of["W"] * of["Lp"],
     "Np": lambda of, random: of["S"] * of["W"] + 2,  # two pages are unused
 }
 """The lengths of axes that follow from others; any other letter is a small width."""

@@ -435,7 +435,16 @@ def test_features_are_options_inputs_sizes_and_forms_by_which_lists_can_name_wha
     assert "-scale-zero/" in drawn_case_id(attention_problem({"scale": 0.0}), "problem-5")
 
 
-PATTERNS = ["layouts/*", "packed/*", "linear_projections/*", "quantized/*", "mask_fill/*", "merge_states/*", "probes/*"]
+PATTERNS = [
+    "layouts/*",
+    "packed/*",
+    "ragged/*",
+    "linear_projections/*",
+    "quantized/*",
+    "mask_fill/*",
+    "merge_states/*",
+    "probes/*",
+]
 
 
 def test_the_call_of_every_form_of_case_comes_back(tmp_path: Path) -> None:
