@@ -56,7 +56,7 @@ GENERATED_FAULT_DTYPES = ("float32",)
 AXIS_NAMES: Mapping[str, str] = {
     **{"B": "batch_entry", "H": "head", "Hkv": "head", "Lq": "query", "Lk": "key", "T": "key", "N": "part"},
     **{"Np": "page", "Lp": "slot", "W": "page", "D": "feature", "Dv": "feature", "P": "past_key", "S": "sequence"},
-    **{"Lr": "position", "R": "pair", "Dr": "feature", "C": "latent", "A": "unit", "Dk": "key_feature"},
+    **{"Lr": "position", "R": "pair", "Dr": "feature", "C": "latent", "A": "unit", "Dk": "key_feature", "K": "index"},
     **{"E": "input", "Ek": "input", "Ev": "input", "Eo": "output"},
 }
 """What lies along an axis; of others, such as the width of a projection, an element."""
@@ -140,7 +140,8 @@ def faults_of_input(spec: InputSpec) -> Iterator[ArgumentFault]:
         yield ArgumentFault("neutral", "is what changes nothing", lambda array: np.full_like(array, neutral))
     names = [AXIS_NAMES.get(axis, "element") for axis in spec.axes]
     for axis, name in enumerate(names, -len(names)):
-        if spec.axes[axis] != "S1":  # limits between sequences have no next one
+        # Limits between sequences have no next one, and the order of indices says nothing.
+        if spec.axes[axis] != "S1" and not (spec.is_index and axis == -1):
             yield from _axis_faults(INDEX_CHANGES, name, axis, len(names))
     for first, second in pairwise(range(-len(names), 0)):
         both = f"{names[first]}_and_{names[second]}"
@@ -319,8 +320,9 @@ def faults_of_argument(operation: Operation, name: str, spec: InputSpec | Option
 
 
 def returned_stages(operation: Operation) -> Iterator[str]:
-    """Yield the stages that the NumPy backend returns of an operation; of several sequences it has the last ones."""
-    is_by_sequence = not {"cu_seqlens_q", "key_pages"}.isdisjoint(operation.inputs) and not operation.computes_gradients
+    """Yield the stages that the NumPy backend returns of an operation; of gathered keys it has the last ones."""
+    by_sequence = {"cu_seqlens_q", "key_pages", "key_indices"}
+    is_by_sequence = not by_sequence.isdisjoint(operation.inputs) and not operation.computes_gradients
     stages = operation.stages[-2:] if is_by_sequence else operation.stages
     yield from (stage for stage in stages if stage not in operation.stages_if_lowered)
 

@@ -136,7 +136,7 @@ def heads_permuted(problem: Problem) -> Sequence[AnyVariant]:
 
 def keys_permuted(problem: Problem) -> Sequence[AnyVariant]:
     """Compute with keys in another order, together with all inputs along keys."""
-    require_arguments(problem, forbidden=(*_POSITION_ARGUMENTS, "past_key", "cu_seqlens_k"))
+    require_arguments(problem, forbidden=(*_POSITION_ARGUMENTS, "past_key", "cu_seqlens_k", "key_indices"))
     keys = lengths_by_letter(problem).get("Lk", 0)
     if keys < 2 or not any("Lk" in spec.axes for spec in problem.input_specs.values()):
         raise NotApplicable("the case has no keys to put in another order")
