@@ -46,7 +46,7 @@ from attncheck.spec import OPERATIONS, OPTIONS, InputSpec, Operation, OptionSpec
 
 TOPIC_MODULES: tuple[ModuleType, ...] = tuple(
     import_module(f"attncheck.mutation.{name}")
-    for name in ("controls", "scores", "masks", "blocks", "heads", "gradients", "narrow", "latents")
+    for name in ("controls", "scores", "masks", "blocks", "heads", "gradients", "narrow", "latents", "indices")
 )
 """The modules beside this one that register subjects, which are listed in their order, and in that of their lines."""
 
@@ -411,6 +411,20 @@ FAULTS_IN_THE_WILD: Mapping[str, str | tuple[str, str | tuple[str, ...]]] = {
     "latent_attention_value_projection_of_the_first_head":
         "one matrix for all heads behind the mean: a product that spreads over the wrong axis",
     "latent_attention_latent_in_bfloat16": "latent vectors are kept in bfloat16 beside float32",
+    "sparse_attention_key_indices_of_the_first_head":
+        "every group of heads reads the indices of the first: flagos-ai/FlagGems#2184",
+    "sparse_attention_key_indices_of_the_first_batch_entry": "one choice for the whole batch: a stride of 0",
+    "sparse_attention_key_indices_of_the_next_batch_entry":
+        "indices are read a row late beside padded requests: vllm#32175's kind",
+    "sparse_attention_key_indices_of_the_first_query": "one choice for all queries: that of a query block",
+    "sparse_attention_key_indices_with_head_and_query_exchanged":
+        ("(B, Lq, Hkv, K), as fla and FlashMLA have it, is read as (B, Hkv, Lq, K)", ()),
+    "sparse_attention_block_size_left_out":
+        ("indices of blocks are read as those of keys: the size is not handed on", "block-size-ignored"),
+    "sparse_attention_is_causal_left_out":
+        ("prefill behind an indexer sees what follows: lablup/mlxcel#619", "causality-ignored"),
+    "sparse_attention_window_left_out": ("the window is dropped behind indices: sglang#30050's kind", "window-ignored"),
+    "sparse_attention_sinks_left_out": ("sinks are dropped behind indices: vllm-metal#212's kind", "sinks-ignored"),
     "normalized_attention_norm_left_out": ("Llama 4's L2Norm is a root mean square: a name for two", "norm-kind"),
     "merge_states_lse_base_left_out":
         ("log2 is written and log is read: flashinfer#2113, pytorch#181645", "lse-base-e"),
