@@ -50,7 +50,7 @@ from attncheck.judging.alternatives import (
 )
 from attncheck.judging.empty_row_conventions import OTHER_EMPTY_ROWS
 from attncheck.judging.undefined import MAX_FLAGS_AT_A_TIME, find_empty_rows_convention, flag_empty_rows, scores_shape
-from attncheck.reading.lowering import count_key_blocks, count_queries_and_keys, query_offset
+from attncheck.reading.lowering import count_key_blocks, count_queries_and_keys, name_keys_once, query_offset
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import count_scores
 from attncheck.spec import ACCURACY_PREFIX, IGNORABLE_INPUTS_AND_OPTIONS, LOGITS, OPERATIONS, InputSpec, OptionSpec
@@ -445,10 +445,7 @@ def _change_indices(change: Callable[[Any, int], Any]) -> Callable[[Problem], Pr
 
     def changed(called: Problem) -> Problem:
         blocks = count_key_blocks(called.options, called.inputs["key"].shape[-2])
-        moved = np.sort(change(called.inputs["key_indices"], blocks), axis=-1)
-        is_named = (moved >= 0) & (moved < blocks)
-        is_named[..., 1:] &= moved[..., 1:] != moved[..., :-1]
-        return called.with_inputs(key_indices=np.where(is_named, moved, -1))
+        return called.with_inputs(key_indices=name_keys_once(change(called.inputs["key_indices"], blocks), blocks))
 
     return changed
 

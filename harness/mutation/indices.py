@@ -19,6 +19,7 @@ from attncheck.mutation.mutant import (
     register_control,
     register_fault,
 )
+from attncheck.reading.lowering import name_keys_once
 
 _register_index_fault = partial(register_fault, "chosen keys", stage="log_sum_exp")
 _register_result_fault = partial(register_fault, "chosen keys", "sparse_attention")
@@ -29,13 +30,6 @@ _change_call = partial(change_call_arguments, "sparse_attention")
 def _tokens_of_blocks(call: Any) -> Array:
     """Return the positions of all keys that a call names, as indices of keys: -1 for none."""
     return backend._positions_of_indices(call["key_indices"], call.get("block_size") or 1, call["key"].shape[2])
-
-
-def _named_once(indices: Array) -> Array:
-    """Leave out what a query names again."""
-    ordered = np.sort(indices, axis=-1)
-    is_again = np.concatenate([np.zeros_like(ordered[..., :1], bool), ordered[..., 1:] == ordered[..., :-1]], axis=-1)
-    return np.where(is_again, -1, ordered)
 
 
 def _change_rules(change: Callable[..., Array]) -> StepReplacements:
@@ -194,10 +188,11 @@ _register_index_fault(_change_call, "choice_of_the_first_query_of_a_tile",
 _register_index_fault(_change_call, "own_block_added",
     "the block of a query's own position is always seen, as MoBA's gate has it, whatever is chosen",
     lambda call: {} if not call.get("is_causal") or call.get("query_offsets") is not None else {
-        "key_indices": _named_once(np.concatenate([np.broadcast_to(call["key_indices"], (
+        "key_indices": name_keys_once(np.concatenate([np.broadcast_to(call["key_indices"], (
             *call["key_indices"].shape[:2], call["query"].shape[2], call["key_indices"].shape[3])), np.broadcast_to(
             np.where((own := np.arange(call["query"].shape[2])) < call["key"].shape[2], own, -1)[:, np.newaxis]
-            // (call.get("block_size") or 1), (*call["key_indices"].shape[:2], call["query"].shape[2], 1))], axis=-1))})
+            // (call.get("block_size") or 1), (*call["key_indices"].shape[:2], call["query"].shape[2], 1))], axis=-1),
+            call["key"].shape[2])})
 _register_index_fault(partial(change_argument, "sparse_attention", "block_size"), "blocks_of_sixty_four",
     "the block size is a constant of the kernel: fla-org/native-sparse-attention#26's kind", lambda size: 64,
     diagnosis="block-size-of-64")

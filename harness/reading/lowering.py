@@ -21,7 +21,6 @@ Indices of keys become a mask, which rounds nothing, too.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -333,13 +332,11 @@ def _check_key_indices(options: Options, shapes: Mapping[str, Shape], counts: In
     if "key_indices" not in counts:
         return
     keys, shape, block = shapes["key"][-2], shapes["key_indices"], options.get("block_size") or 1
-    if counts["key_indices"].size != math.prod(shape):
-        raise ShapeFault("key_indices", "expected indices as they are, without rows")
     indices, blocks = counts["key_indices"].reshape(shape), count_key_blocks(options, keys)
     there = f"there are {keys} keys" if block == 1 else f"{keys} keys are {blocks} blocks of {block}"
     ordered = np.sort(indices, axis=-1)
     for is_wrong, values, wanted in (
-        (indices >= blocks, indices, f"got {{:g}}; {there}, counted from 0, and -1 names none"),
+        (indices >= blocks, indices, f"expected -1 to {blocks - 1}, got {{:g}}; {there}, and -1 names none"),
         (
             (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0),
             ordered[..., 1:],
@@ -577,6 +574,19 @@ def count_key_blocks(options: Options, keys: int) -> int:
         (3, 9)
     """
     return -(-keys // int(options.get("block_size") or 1))
+
+
+def name_keys_once(indices: Array, blocks: int) -> Array:
+    """Sort the indices of each query, with -1 in the place of what it names again, and of what is none of the blocks.
+
+    Example:
+        >>> name_keys_once(np.array([[2, 7, 0, 2]]), 3).tolist()
+        [[0, 2, -1, -1]]
+    """
+    ordered = np.sort(indices, axis=-1)
+    is_named = (ordered >= 0) & (ordered < blocks)
+    is_named[..., 1:] &= ordered[..., 1:] != ordered[..., :-1]
+    return np.where(is_named, ordered, -1)
 
 
 def _indices_to_mask(options: dict[str, Any], inputs: dict[str, Array]) -> _OptionsAndInputs:

@@ -270,7 +270,7 @@ class Options(Mapping[str, Any]):
         "How many keys an index names: index j those from j n on, n of them, as far as there are keys; 1 if absent.",
         must_be_positive=True,
         required_input="key_indices",
-        typical_values=(2, 3, 4, 16, 32, 64),
+        typical_values=(2, 3, 4, 8, 16, 64),
         synonyms=("selection_block_size", "sparse_block_size", "moba_chunk_size"),
     )
 
