@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -27,11 +27,6 @@ _change_indices = partial(change_argument, "sparse_attention", "key_indices")
 _change_call = partial(change_call_arguments, "sparse_attention")
 
 
-def _tokens_of_blocks(call: Any) -> Array:
-    """Return the positions of all keys that a call names, as indices of keys: -1 for none."""
-    return backend._positions_of_indices(call["key_indices"], call.get("block_size") or 1, call["key"].shape[2])
-
-
 def _change_rules(change: Callable[..., Array]) -> StepReplacements:
     """Change which of the named keys are allowed: ``change(allowed, positions, places, is_causal)``.
 
@@ -48,25 +43,6 @@ def _change_rules(change: Callable[..., Array]) -> StepReplacements:
         return change(allowed, positions, places, bool(is_causal))
 
     return {"_allowed_positions": allowed_positions}
-
-
-def _gather_by_name(gather: Callable[[str, Array, Array], Array]) -> StepReplacements:
-    """Gather keys and values in different ways: the first argument of ``gather`` is the input's name."""
-
-    def sparse_attention(*arrays: Array, **keywords: Any) -> Stages:
-        names: Iterator[str] = iter(("key", "value"))
-        step = rebind_globals(backend.sparse_attention, _gather_keys=lambda *rows: gather(next(names), *rows))
-        stages: Stages = step(*arrays, **keywords)
-        return stages
-
-    return {"sparse_attention": sparse_attention}
-
-
-def _rows_of_places(name: str, rows: Array, positions: Array) -> Array:
-    """Gather keys by their positions, and values by the places of indices."""
-    places = np.arange(positions.shape[-1])
-    is_there = (positions >= 0) & (places < rows.shape[2])
-    return backend._gather_keys(rows, positions if name == "key" else np.where(is_there, places, -1))
 
 
 @_register_result_fault(stage="log_sum_exp", diagnosis=("empty-rows-nan",))
@@ -89,6 +65,20 @@ def cut_block_filled_with_zeros(**call: Any) -> Stages:
     missing = -call["key"].shape[2] % (call.get("block_size") or 1)
     longer = {name: np.pad(call[name], ((0, 0), (0, 0), (0, missing), (0, 0))) for name in ("key", "value") if missing}
     return backend.sparse_attention(**{**call, **longer})
+
+
+@_register_result_fault(stage="output")
+def values_not_gathered(**call: Any) -> Stages:
+    """structure: the keys are gathered, and values are read at the places of indices"""
+    names = iter(("key", "value"))
+
+    def gather(rows: Array, positions: Array) -> Array:
+        places = np.arange(positions.shape[-1])
+        in_order = np.where((positions >= 0) & (places < rows.shape[2]), places, -1)
+        return backend._gather_keys(rows, positions if next(names) == "key" else in_order)
+
+    stages: Stages = rebind_globals(backend.sparse_attention, _gather_keys=gather)(**call)
+    return stages
 
 
 @_register_result_fault(stage="output")
@@ -190,7 +180,7 @@ _register_index_fault(_change_call, "own_block_added",
     lambda call: {} if not call.get("is_causal") or call.get("query_offsets") is not None else {
         "key_indices": name_keys_once(np.concatenate([np.broadcast_to(call["key_indices"], (
             *call["key_indices"].shape[:2], call["query"].shape[2], call["key_indices"].shape[3])), np.broadcast_to(
-            np.where((own := np.arange(call["query"].shape[2])) < call["key"].shape[2], own, -1)[:, np.newaxis]
+            np.where((rows := np.arange(call["query"].shape[2])) < call["key"].shape[2], rows, -1)[:, np.newaxis]
             // (call.get("block_size") or 1), (*call["key_indices"].shape[:2], call["query"].shape[2], 1))], axis=-1),
             call["key"].shape[2])})
 _register_index_fault(partial(change_argument, "sparse_attention", "block_size"), "blocks_of_sixty_four",
@@ -226,8 +216,6 @@ _register_index_fault("_gather_keys", "keys_of_the_first_head_gathered",
     "every group of heads reads the cache of the first: flagos-ai/FlagGems#2184",
     lambda rows, positions: backend._gather_keys(np.broadcast_to(rows[:, :1], rows.shape), positions),
     diagnosis="groups-of-first-head")
-_register_index_fault(_gather_by_name, "values_not_gathered", "the keys are gathered, and the values are not",
-    _rows_of_places, stage="output")
 _register_result_fault("chosen_from_nothing_is_plus_infinity",
     "a query without a key has a log_sum_exp of plus infinity, as FlashMLA returns it: NVIDIA/Megatron-LM#7434",
     lambda **call: (stages := backend.sparse_attention(**call)) | {"log_sum_exp": np.where(
@@ -240,7 +228,8 @@ register_control(_change_indices, "indices_in_descending_order", "indices are so
 register_control(_change_indices, "indices_padded_to_sixty_four", "indices are padded with -1 to a whole tile",
     lambda indices: pad_last_axis(indices, 64, -1))
 register_control(_change_call, "blocks_as_indices_of_keys", "indices of blocks become those of their keys",
-    lambda call: {"key_indices": _tokens_of_blocks(call), "block_size": None})
+    lambda call: {"key_indices": backend._positions_of_indices(call["key_indices"], call.get("block_size") or 1,
+        call["key"].shape[2]), "block_size": None})
 register_control("_gather_keys", "none_read_from_key_0", "what is none is read from key 0, and masked",
     lambda rows, positions: backend._gather_keys(rows, np.maximum(positions, 0 if rows.shape[2] else -1)))
 # fmt: on
