@@ -100,13 +100,12 @@ def chosen_keys_under_a_mask(**call: Any) -> Stages:
     return {name: stages[name] for name in ("log_sum_exp", "output")}
 
 
-@register_control("sparse_attention", why="keys and their indices are repeated for every query head")
+@register_control("sparse_attention", why="keys and indices are repeated for every query head, in another order")
 def choice_repeated_for_every_head(**call: Any) -> Stages:
     heads, indices = call["query"].shape[1], call["key_indices"]
     repeated = {name: np.repeat(call[name], heads // call[name].shape[1], axis=1) for name in ("key", "value")}
-    return backend.sparse_attention(
-        **{**call, **repeated, "key_indices": np.repeat(indices, heads // indices.shape[1], axis=1)}
-    )
+    of_heads = np.repeat(np.flip(indices, axis=-1), heads // indices.shape[1], axis=1)
+    return backend.sparse_attention(**{**call, **repeated, "key_indices": of_heads})
 
 
 # Rows, laid out by hand: the reading that is computed, and the defect in the wild.
@@ -227,9 +226,7 @@ register_control(_change_indices, "indices_in_descending_order", "indices are so
     lambda indices: -np.sort(-indices, axis=-1))
 register_control(_change_indices, "indices_padded_to_sixty_four", "indices are padded with -1 to a whole tile",
     lambda indices: pad_last_axis(indices, 64, -1))
-register_control(_change_call, "blocks_as_indices_of_keys", "indices of blocks become those of their keys",
-    lambda call: {"key_indices": backend._positions_of_indices(call["key_indices"], call.get("block_size") or 1,
-        call["key"].shape[2]), "block_size": None})
-register_control("_gather_keys", "none_read_from_key_0", "what is none is read from key 0, and masked",
-    lambda rows, positions: backend._gather_keys(rows, np.maximum(positions, 0 if rows.shape[2] else -1)))
+register_control(_change_call, "blocks_as_indices_of_keys", "indices of blocks become those of keys, from the last on",
+    lambda call: {"key_indices": -np.sort(-backend._positions_of_indices(call["key_indices"],
+        call.get("block_size") or 1, call["key"].shape[2]), axis=-1), "block_size": None})
 # fmt: on
