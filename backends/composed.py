@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, Unpack
 
 from attncheck.backends.contract import (
     Attended,
+    Chosen,
     EmptyRows,
     Latent,
     LseBase,
@@ -481,6 +482,31 @@ def make_latent_attention(
         return attention(query, key, value, **options)
 
     return latent_attention
+
+
+def make_sparse_attention(
+    arrays: ArrayFunctions, attention: Operation, any_along: Callable[[Tensor, int], Tensor]
+) -> Operation:
+    """Return attention to keys by their indices; ``any_along(flags, axis)`` is where any flag along an axis is set."""
+
+    @show_keywords_of(Chosen)
+    def sparse_attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_indices: Tensor,
+        *,
+        block_size: int = 1,
+        **options: Unpack[Chosen],
+    ) -> Stages:
+        """Attend under a mask of the keys that are named, as models do in training."""
+        block_of_key = arrays.arange(key.shape[2], key) // block_size
+        mask = any_along(arrays.to_index_dtype(key_indices)[..., None] == block_of_key, -2)  # (B, Hkv, Lq, Lk)
+        if mask.shape[1] > 1:
+            mask = arrays.repeat(mask, query.shape[1] // mask.shape[1], 1)
+        return attention(query, key, value, mask=mask, **options)
+
+    return sparse_attention
 
 
 def make_merge_states(

@@ -39,6 +39,7 @@ AXES: Mapping[str, str] = {
     "W": "width of the block table: pages of a sequence",
     "Ts": "keys that these pages hold, W Lp: T for paged_attention, T / S for ragged_paged_attention",
     "N": "parts that the keys were split into",
+    "K": "indices of keys, or of blocks of keys, that a query has",
     "Nq": "width of a norm of queries: D, or H D over the full width",
     "Nk": "width of a norm of keys: D, or Hkv D over the full width",
 }
@@ -213,6 +214,12 @@ class Normalized(Masks, ScaleAndCap, Sinks, Rotary, total=False):
 
 class Latent(Masks, ScaleAndCap, Positions, total=False):
     """Keywords of attention to latent vectors, beside the parts that are rotated."""
+
+
+class Chosen(Scored, Positions, total=False):
+    """Keywords of attention to keys that are chosen by index."""
+
+    key_lengths: Tensor | None
 
 
 class Projected(MaskedRows, HeadScale, Sinks, Rotary, Past, total=False):
@@ -742,6 +749,35 @@ class Backend(Protocol):
         The projections can be absorbed, so that no key and no value is made: the query Wk_h^T q meets the latent
         vectors themselves, and Wv_h the weighted mean of these. Both forms are right, and have one bound.
         DeepSeek-AI 2024, "DeepSeek-V2", arXiv 2405.04434, sections 2.1.2 and 2.1.3.
+        """
+
+    @show_keywords_of(Chosen)
+    def sparse_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_indices: Tensor,
+        *,
+        block_size: int = 1,
+        **options: Unpack[Chosen],
+    ) -> Stages:
+        """Attend to the keys that each query names by index, and to no other.
+
+        query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv), key_indices, integers, broadcasting to
+        (B, Hkv, Lq, K): query i of a head that has key and value head g attends to the keys key_indices[b, g, i, :] of
+        batch entry b. -1 is no key, wherever it stands. No query names a key twice; the order says nothing. sinks and
+        head_scale (H,), key_lengths and query_offsets (B,) as in ``attention``
+        -> log_sum_exp (B, H, Lq), output (B, H, Lq, Dv), and stages of ``attention`` where there are any, with a column
+        for every key.
+        With ``block_size`` n, index j names a block of keys, j n to (j + 1) n - 1; the last block may be shorter.
+        ``is_causal``, ``window`` and key_lengths forbid keys of those that are chosen. They count positions of keys,
+        and not of indices. A query that has no key left gets zeros.
+
+        Keys one by one: DeepSeek-AI 2025, "DeepSeek-V3.2", arXiv 2512.02556, section 2.1, one choice for all heads;
+        FlashMLA, flash_mla_sparse_fwd, has indices of -1. Blocks of keys: Yuan et al. 2025, "Native Sparse Attention",
+        arXiv 2502.11089, section 3.3.2, one choice for each group of heads; Lu et al. 2025, "MoBA: Mixture of Block
+        Attention for Long-Context LLMs", arXiv 2502.13189, section 2.2, one for each head.
         """
 
     @show_keywords_of(Projected)

@@ -131,5 +131,6 @@ ragged_paged_attention = codes.make_ragged_attention_to_codes(_numbers_of_codes,
 quantized_attention = codes.make_quantized_attention(_numbers_of_codes, attention)
 normalized_attention = composed.make_normalized_attention(_ARRAYS, attention, _normalize)
 latent_attention = composed.make_latent_attention(_ARRAYS, attention, partial(jnp.einsum, "blc,hcw->bhlw"))
+sparse_attention = composed.make_sparse_attention(_ARRAYS, attention, jnp.any)
 multi_head_attention = composed.make_multi_head_attention(_ARRAYS, attention, _project)
 merge_states = composed.make_merge_states(_ARRAYS, softmax, partial(jnp.einsum, "bhqn,nbhqd->bhqd"))

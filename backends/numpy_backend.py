@@ -20,6 +20,7 @@ from attncheck.backends.codes import make_dequantize, make_numbers_of_codes
 from attncheck.backends.composed import causal_and_window_conditions, window_from_first_key
 from attncheck.backends.contract import (
     Attended,
+    Chosen,
     Differentiated,
     EmptyRows,
     Latent,
@@ -535,6 +536,38 @@ def latent_attention(
     return attention(query, key, value, **options)
 
 
+@show_keywords_of(Chosen)
+def sparse_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    key_indices: Array,
+    *,
+    block_size: int = 1,
+    **options: Unpack[Chosen],
+) -> Stages:
+    """Gather the keys of every query, and attend to them: each query is a batch entry of its own."""
+    (batch, heads, queries, _), (kv_heads, keys) = query.shape, key.shape[1:3]
+    keywords: dict[str, Any] = {**options}
+    rules = [keywords.pop(name, None) for name in ("is_causal", "window", "key_lengths", "query_offsets")]
+    indices = np.broadcast_to(key_indices, (batch, kv_heads, queries, key_indices.shape[-1]))
+    positions = _positions_of_indices(indices, block_size, keys)
+    allowed = _allowed_positions(positions, *rules)  # (B, Hkv, Lq, M), as the positions
+    gathered = _gather_keys(key, positions), _gather_keys(value, positions)  # (B, Hkv, Lq, M, D)
+    parts: dict[str, list[Array]] = {"log_sum_exp": [], "output": []}
+    for head, of_head in enumerate(np.split(np.arange(heads), kv_heads)):
+        rows = [query[:, of_head].swapaxes(1, 2)[:, :, :, np.newaxis]]  # (B, Lq, G, 1, D)
+        rows += [array[:, head, :, np.newaxis] for array in (*gathered, allowed[..., np.newaxis, :])]
+        entries = [array.reshape(batch * queries, *array.shape[2:]) for array in rows]
+        numbers = {name: keywords.get(name) for name in ("sinks", "head_scale")}
+        per_head = {name: None if array is None else array[of_head] for name, array in numbers.items()}
+        stages = attention(*entries[:3], mask=entries[3], **{**keywords, **per_head})
+        for name, arrays in parts.items():
+            array = stages[name][:, :, 0]  # (B Lq, G), or (B Lq, G, Dv)
+            arrays.append(array.reshape(batch, queries, *array.shape[1:]).swapaxes(1, 2))
+    return {name: np.concatenate(arrays, axis=1) for name, arrays in parts.items()}
+
+
 @show_keywords_of(Projected)
 def multi_head_attention(
     query: Array,
@@ -594,6 +627,42 @@ def _join_pages(pages: Array, table: Array) -> Array:
     """Put pages one after the other: (Np, Lp, Hkv, D), (W,) -> (1, Hkv, W Lp, D)."""
     rows = pages[table].reshape(-1, *pages.shape[2:])
     return rows.swapaxes(0, 1)[np.newaxis]
+
+
+def _positions_of_indices(key_indices: Array, block_size: int, keys: int) -> Array:
+    """Return the positions of the keys that each query names, and -1 for none: (.., K) -> (.., K n), n keys a block."""
+    inside = np.arange(block_size)
+    positions = key_indices[..., np.newaxis] * block_size + inside
+    is_key = (key_indices[..., np.newaxis] >= 0) & (positions < keys)  # the last block may be cut off
+    named: Array = np.where(is_key, positions, -1)
+    return named.reshape(*key_indices.shape[:-1], key_indices.shape[-1] * block_size)
+
+
+def _allowed_positions(
+    positions: Array,
+    is_causal: bool | None,
+    window: Window | None,
+    key_lengths: Array | None,
+    query_offsets: Array | None,
+) -> Array:
+    """Return which of the named positions, (B, Hkv, Lq, M), are keys that their query may attend to."""
+    query_position = np.arange(positions.shape[-2])[:, np.newaxis]
+    if query_offsets is not None:
+        query_position = query_position + query_offsets[:, np.newaxis, np.newaxis, np.newaxis]
+    rules = [positions >= 0, *causal_and_window_conditions(positions - query_position, bool(is_causal), window)]
+    if key_lengths is not None:
+        rules.append(positions < key_lengths[:, np.newaxis, np.newaxis, np.newaxis])
+    allowed: Array = reduce(np.logical_and, rules)
+    return allowed
+
+
+def _gather_keys(rows: Array, positions: Array) -> Array:
+    """Gather the rows of positions, and zeros for none: (B, Hkv, Lk, W), (B, Hkv, Lq, M) -> (B, Hkv, Lq, M, W)."""
+    batch, heads, _, width = rows.shape
+    with_none = np.concatenate([rows, np.zeros((batch, heads, 1, width), rows.dtype)], axis=2)  # -1 is the last row
+    entry, head = np.arange(batch)[:, np.newaxis, np.newaxis, np.newaxis], np.arange(heads)[:, np.newaxis, np.newaxis]
+    gathered: Array = with_none[entry, head, positions]
+    return gathered
 
 
 def merge_states(outputs: Array, log_sum_exps: Array, *, lse_base: LseBase = "e") -> Stages:

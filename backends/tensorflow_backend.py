@@ -152,5 +152,6 @@ ragged_paged_attention = composed.make_ragged_paged_attention(_ARRAYS, packed_at
 quantized_attention = codes.make_quantized_attention(_numbers_of_codes, attention, Scored)
 normalized_attention = composed.make_normalized_attention(_ARRAYS, attention, _normalize)
 latent_attention = composed.make_latent_attention(_ARRAYS, attention, _of_latents)
+sparse_attention = composed.make_sparse_attention(_ARRAYS, attention, tf.reduce_any)
 multi_head_attention = composed.make_multi_head_attention(_ARRAYS, attention, _project)
 merge_states = composed.make_merge_states(_ARRAYS, softmax, _add_up)

@@ -189,6 +189,7 @@ ragged_paged_attention = codes.make_ragged_attention_to_codes(_numbers_of_codes,
 quantized_attention = codes.make_quantized_attention(_numbers_of_codes, attention)
 normalized_attention = composed.make_normalized_attention(_ARRAYS, attention, _normalize)
 latent_attention = composed.make_latent_attention(_ARRAYS, attention, partial(torch.einsum, "blc,hcw->bhlw"))
+sparse_attention = composed.make_sparse_attention(_ARRAYS, attention, torch.any)
 multi_head_attention = composed.make_multi_head_attention(_ARRAYS, attention, _project)
 merge_states = composed.make_merge_states(_ARRAYS, softmax, partial(torch.einsum, "bhqn,nbhqd->bhqd"))
 _services = SimpleNamespace(prepare=prepare, describe=describe, from_numpy=from_numpy, to_numpy=to_numpy)

@@ -323,6 +323,19 @@ OTHERS: Mapping[str, Fault] = {
     "a window is unknown to latent attention beyond a tile: structure": Fault(
         given("window") & at_least(keys=65), lost("window"), "latent_attention"
     ),
+    "indices of the first group are read for all beyond a tile of keys: FlagGems#2184's kind": Fault(
+        GROUPS & at_least(keys=65),
+        read("key_indices", lambda call, indices: np.broadcast_to(indices[:, :1], indices.shape)),
+        "sparse_attention",
+    ),
+    "an index of -1 reads the first key for one query to more than a tile: structure": Fault(
+        ONE_QUERY & at_least(keys=65),
+        read("key_indices", lambda call, indices: np.where(indices < 0, 0, indices)),
+        "sparse_attention",
+    ),
+    "a window is unknown to chosen keys beyond a tile: structure": Fault(
+        given("window") & at_least(keys=65), lost("window"), "sparse_attention"
+    ),
     "parts behind the eighth are not merged: flash-attention's kBlockM of splits": Fault(
         When(lambda call: call.outputs.shape[0] > 8),
         lambda call: call.again(outputs=call.outputs[:8], log_sum_exps=call.log_sum_exps[:8]),

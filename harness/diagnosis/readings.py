@@ -50,7 +50,7 @@ from attncheck.judging.alternatives import (
 )
 from attncheck.judging.empty_row_conventions import OTHER_EMPTY_ROWS
 from attncheck.judging.undefined import MAX_FLAGS_AT_A_TIME, find_empty_rows_convention, flag_empty_rows, scores_shape
-from attncheck.reading.lowering import count_queries_and_keys, query_offset
+from attncheck.reading.lowering import count_key_blocks, count_queries_and_keys, name_keys_once, query_offset
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import count_scores
 from attncheck.spec import ACCURACY_PREFIX, IGNORABLE_INPUTS_AND_OPTIONS, LOGITS, OPERATIONS, InputSpec, OptionSpec
@@ -455,6 +455,86 @@ _SEQUENCE_READINGS = tuple(
 )  # fmt: skip
 
 
+# Indices of keys, before the call is lowered.
+
+
+def _change_indices(change: Callable[[Any, int], Any]) -> Callable[[Problem], Problem]:
+    """Change the indices, given how many keys or blocks there are; what is none of these, or named again, is -1."""
+
+    def changed(called: Problem) -> Problem:
+        blocks = count_key_blocks(called.options, called.inputs["key"].shape[-2])
+        return called.with_inputs(key_indices=name_keys_once(change(called.inputs["key_indices"], blocks), blocks))
+
+    return changed
+
+
+def _set_block_lengths(length: Callable[[int], int]) -> Change:
+    """Change how many keys of each block are seen, from its first on: the indices become those of keys."""
+
+    def changed(called: Problem) -> Problem:
+        indices, size = called.inputs["key_indices"][..., np.newaxis], called.options["block_size"]
+        positions = np.where(indices < 0, -1, indices * size + np.arange(length(size)))
+        keys = positions.reshape(*indices.shape[:-2], -1)
+        return _change_indices(lambda indices, blocks: indices)(
+            called.with_options(block_size=None).with_inputs(key_indices=keys)
+        )
+
+    return changed
+
+
+_INDEX_READINGS = tuple(
+    replace(reading, changes_called_operation=True)
+    for reading in (
+        *(
+            Reading(name, says, _change_indices(change), "key_indices")
+            for name, says, change in (
+                ("indices-none-as-last", "an index of -1, which names nothing, is read as the last one",
+                 lambda indices, blocks: np.where(indices < 0, blocks - 1, indices)),
+                ("indices-none-as-first", "an index of -1, which names nothing, is read as 0",
+                 lambda indices, blocks: np.maximum(indices, 0)),
+                ("indices-none-hides-first", "index 0 is lost where an index of -1 stands beside it",
+                 lambda indices, blocks: np.where(indices == 0, indices.min(axis=-1, keepdims=True), indices)),
+                ("indices-none-as-end", "indices behind one of -1 are lost",
+                 lambda indices, blocks: np.minimum.accumulate(np.where(indices < 0, -1, blocks), axis=-1)
+                 .clip(max=indices)),
+                ("indices-one-too-high", "indices are one too high", lambda indices, blocks: indices + (indices >= 0)),
+                ("indices-one-too-low", "indices are one too low", lambda indices, blocks: indices - 1),
+                ("indices-without-last", "the last index of each query is left out",
+                 lambda indices, blocks: np.where(np.arange(indices.shape[-1]) < indices.shape[-1] - 1, indices, -1)),
+                ("indices-without-first", "the first index of each query is left out",
+                 lambda indices, blocks: np.where(np.arange(indices.shape[-1]) > 0, indices, -1)),
+                ("indices-as-places", "the place of an index is taken for the index",
+                 lambda indices, blocks: np.where(indices < 0, -1, np.arange(indices.shape[-1]))),
+                ("indices-as-run", "each query attends to the keys that follow its first index",
+                 lambda indices, blocks: np.where(indices[..., :1] < 0, -1,
+                                                  indices[..., :1] + np.arange(indices.shape[-1]))),
+                ("indices-ignored", "the indices are ignored: every query attends to all keys",
+                 lambda indices, blocks: np.arange(blocks).reshape(1, 1, 1, -1)),
+            )
+        ),
+        *reordering_readings("key-indices", "the choice of keys", ["key_indices"],
+                             {"batch entry": -4, "head": -3, "query": -2}, "masked"),
+        Reading("block-size-ignored", "the block size is ignored: an index is read as that of a key",
+                set_options(block_size=None), "block_size"),
+        Reading("block-size-of-64", "blocks have 64 keys, whatever is said", lambda called: _change_indices(
+                    lambda indices, blocks: indices)(called.with_options(block_size=64)), "block_size"),
+        *(
+            Reading(f"block-{name}", says, _set_block_lengths(length), "block_size")
+            for name, says, length in (
+                ("of-first-key", "of each block, the first key alone is seen", lambda size: 1),
+                ("one-key-too-short", "of each block, the last key is not seen", lambda size: size - 1),
+                ("one-key-too-long", "with each block, the first key of the next one is seen", lambda size: size + 1),
+            )
+        ),
+        Reading("block-cut-left-out", "the last block is left out where it is cut off",
+                lambda called: called.with_inputs(key_indices=np.where(
+                    called.inputs["key_indices"] < called.inputs["key"].shape[-2] // called.options["block_size"],
+                    called.inputs["key_indices"], -1,
+                )), "block_size"),
+    )
+)  # fmt: skip
+
+
 # Rows without a key.
 
 
@@ -528,7 +608,7 @@ NARROWER_APPROXIMATIONS = frozenset({"tanh 2^-11", "exp 8.8e-5", "weights float8
 """Parts whose bounds are within the bounds of the last part of ``APPROXIMATION_READINGS`` for every problem."""
 
 READING_CATALOGUE: Mapping[str, Sequence[Reading]] = {
-    "Who may attend to whom": (*_MASK_READINGS, *_SEQUENCE_READINGS, *EMPTY_ROW_READINGS),
+    "Who may attend to whom": (*_MASK_READINGS, *_SEQUENCE_READINGS, *_INDEX_READINGS, *EMPTY_ROW_READINGS),
     "Other entries, heads and places": ENTRY_READINGS,
     "Tiles, parts, and what is never written": LAUNCH_READINGS,
     **SCORE_READINGS,

@@ -162,9 +162,9 @@ def _padded_lengths(requirements: Requirements, lengths: AxisLengths, start: int
         if width is None:
             raise InexactError(f"requires {requirements.width_limits_text}; {letter} is {widths[letter]}")
     queries, keys = requirements.smallest_accepted_lengths(lengths["Lq"], lengths["T"])
-    if lengths.keys() & {"S1", "W", "C"}:
+    if lengths.keys() & {"S1", "W", "C", "K"}:
         if (queries, keys) != (lengths["Lq"], lengths["T"]):
-            kept = "sequences that are packed, paged or latent keep their lengths"
+            kept = "sequences that are packed, paged, latent or sparse keep their lengths"
             raise InexactError(f"requires lengths such as {queries} queries and {keys} keys; {kept}")
         return {letter: width for letter, width in wanted.items() if width not in (None, lengths[letter])}
     longer = {letter: width for letter, width in wanted.items() if width is not None}

@@ -147,6 +147,9 @@ def changed_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
         ):
             continue
         array, change = problem.inputs[name], spec.plain_name or name
+        if spec.is_index:
+            yield change, _with_contiguous_input(problem, name, np.maximum(array - 1, -1))
+            continue
         if spec.is_count:
             yield change, _with_contiguous_input(problem, name, np.where(array > 1, array - 1, array))
             continue

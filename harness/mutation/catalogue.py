@@ -46,7 +46,10 @@ from attncheck.spec import OPERATIONS, OPTIONS, InputSpec, Operation, OptionSpec
 
 TOPIC_MODULES: tuple[ModuleType, ...] = tuple(
     import_module(f"attncheck.mutation.{name}")
-    for name in ("controls", "scores", "masks", "blocks", "heads", "gradients", "narrow", "latents", "serving")
+    for name in (
+        *("controls", "scores", "masks", "blocks", "heads", "gradients", "narrow", "latents"),
+        *("indices", "serving"),
+    )
 )
 """The modules beside this one that register subjects, which are listed in their order, and in that of their lines."""
 
@@ -55,16 +58,8 @@ GENERATED_FAULT_DTYPES = ("float32",)
 """What an input means does not depend on the dtype, and in this one kernels round."""
 AXIS_NAMES: Mapping[str, str] = {
     **{"B": "batch_entry", "H": "head", "Hkv": "head", "Lq": "query", "Lk": "key", "T": "key", "N": "part"},
-    **{
-        "Np": "page",
-        "Lp": "slot",
-        "W": "page",
-        "Ts": "key",
-        "D": "feature",
-        "Dv": "feature",
-        "P": "past_key",
-        "S": "sequence",
-    },
+    **{"Np": "page", "Lp": "slot", "W": "page", "Ts": "key", "P": "past_key", "S": "sequence", "K": "index"},
+    **{"D": "feature", "Dv": "feature"},
     **{"Lr": "position", "R": "pair", "Dr": "feature", "C": "latent", "A": "unit", "Dk": "key_feature"},
     **{"E": "input", "Ek": "input", "Ev": "input", "Eo": "output"},
 }
@@ -149,7 +144,8 @@ def faults_of_input(spec: InputSpec) -> Iterator[ArgumentFault]:
         yield ArgumentFault("neutral", "is what changes nothing", lambda array: np.full_like(array, neutral))
     names = [AXIS_NAMES.get(axis, "element") for axis in spec.axes]
     for axis, name in enumerate(names, -len(names)):
-        if spec.axes[axis] != "S1":  # limits between sequences have no next one
+        # Limits between sequences have no next one, and the order of indices says nothing.
+        if spec.axes[axis] != "S1" and not (spec.is_index and axis == -1):
             yield from _axis_faults(INDEX_CHANGES, name, axis, len(names))
     for first, second in pairwise(range(-len(names), 0)):
         both = f"{names[first]}_and_{names[second]}"
@@ -331,8 +327,9 @@ def faults_of_argument(operation: Operation, name: str, spec: InputSpec | Option
 
 
 def returned_stages(operation: Operation) -> Iterator[str]:
-    """Yield the stages that the NumPy backend returns of an operation; of several sequences it has the last ones."""
-    is_by_sequence = not {"cu_seqlens_q", "key_pages"}.isdisjoint(operation.inputs) and not operation.computes_gradients
+    """Yield the stages that the NumPy backend returns of an operation; of gathered keys it has the last ones."""
+    by_sequence = {"cu_seqlens_q", "key_pages", "key_indices"}
+    is_by_sequence = not by_sequence.isdisjoint(operation.inputs) and not operation.computes_gradients
     stages = operation.stages[-2:] if is_by_sequence else operation.stages
     yield from (stage for stage in stages if stage not in operation.stages_if_lowered)
 
@@ -421,6 +418,20 @@ FAULTS_IN_THE_WILD: Mapping[str, str | tuple[str, str | tuple[str, ...]]] = {
     "latent_attention_value_projection_of_the_first_head":
         "one matrix for all heads behind the mean: a product that spreads over the wrong axis",
     "latent_attention_latent_in_bfloat16": "latent vectors are kept in bfloat16 beside float32",
+    "sparse_attention_key_indices_of_the_first_head":
+        "every group of heads reads the indices of the first: flagos-ai/FlagGems#2184",
+    "sparse_attention_key_indices_of_the_first_batch_entry": "one choice for the whole batch: a stride of 0",
+    "sparse_attention_key_indices_of_the_next_batch_entry":
+        "indices are read a row late beside padded requests: vllm#32175's kind",
+    "sparse_attention_key_indices_of_the_first_query": "one choice for all queries: that of a query block",
+    "sparse_attention_key_indices_with_head_and_query_exchanged":
+        ("(B, Lq, Hkv, K), as fla and FlashMLA have it, is read as (B, Hkv, Lq, K)", ()),
+    "sparse_attention_block_size_left_out":
+        ("indices of blocks are read as those of keys: the size is not handed on", "block-size-ignored"),
+    "sparse_attention_is_causal_left_out":
+        ("prefill behind an indexer sees what follows: lablup/mlxcel#619", "causality-ignored"),
+    "sparse_attention_window_left_out": ("the window is dropped behind indices: sglang#30050's kind", "window-ignored"),
+    "sparse_attention_sinks_left_out": ("sinks are dropped behind indices: vllm-metal#212's kind", "sinks-ignored"),
     "normalized_attention_norm_left_out": ("Llama 4's L2Norm is a root mean square: a name for two", "norm-kind"),
     "merge_states_lse_base_left_out":
         ("log2 is written and log is read: flashinfer#2113, pytorch#181645", "lse-base-e"),

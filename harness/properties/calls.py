@@ -136,7 +136,7 @@ def heads_permuted(problem: Problem) -> Sequence[AnyVariant]:
 
 def keys_permuted(problem: Problem) -> Sequence[AnyVariant]:
     """Compute with keys in another order, together with all inputs along keys."""
-    require_arguments(problem, forbidden=(*_POSITION_ARGUMENTS, "past_key", "cu_seqlens_k"))
+    require_arguments(problem, forbidden=(*_POSITION_ARGUMENTS, "past_key", "cu_seqlens_k", "key_indices"))
     keys = lengths_by_letter(problem).get("Lk", 0)
     if keys < 2 or not any("Lk" in spec.axes for spec in problem.input_specs.values()):
         raise NotApplicable("the case has no keys to put in another order")
@@ -337,9 +337,12 @@ def merged_parts(problem: Problem) -> Sequence[AnyVariant]:
 _SCALING_EXPONENTS = (3, -3)
 """Values are multiplied by 8 and 1/8. A choice: larger powers leave the range of float16 more often."""
 _VALUE_INPUTS = ("value", "past_value", "value_pages")
-_SCALABLE_OPERATIONS = ("attention", "packed_attention", "paged_attention", "normalized_attention")
+_SCALABLE_OPERATIONS = ("attention", "packed_attention", "paged_attention", "normalized_attention", "sparse_attention")
 _SCORE_OPERATIONS = ("general_attention", "additive_attention", "cosine_attention")
-_POISONABLE_OPERATIONS = ("attention", "packed_attention", "normalized_attention", *_SCORE_OPERATIONS)
+_POISONABLE_OPERATIONS = (
+    *("attention", "packed_attention", "normalized_attention", "sparse_attention"),
+    *_SCORE_OPERATIONS,
+)
 _LARGE_POISON = 1e30
 """Too large to be hidden by rounding if it has any weight."""
 _SCORE_SHIFTS = {"by up to 2": (0.25, 17), "by 64": (64.0, 1)}

@@ -82,11 +82,15 @@ def check_lowest_number(source: kinds.Array, named: ArraysByName, path: FieldPat
         raise CaseFileError(path, "the lowest number of a dtype takes no sum, product, times or plus")
 
 
-def check_counts(source: kinds.Array, named: ArraysByName, path: FieldPath) -> None:
-    """Refuse counts that are not spelled out as whole numbers of at least 0."""
+def check_counts(source: kinds.Array, named: ArraysByName, path: FieldPath, *, is_index: bool = False) -> None:
+    """Refuse counts that are not spelled out as whole numbers of at least 0, and indices of at least -1."""
+    least = -1 if is_index else 0
     for at, part in _nested_arrays(source, named, path):
-        if not isinstance(part, kinds.Values | StoredArray | kinds.Reference) or part.is_scaled:
-            raise CaseFileError(at, "these are counts; give them as `values` or from a `file`, without times or plus")
+        is_spelled = isinstance(part, kinds.Values | StoredArray | kinds.Reference)
+        if not is_spelled or part.is_scaled or (is_index and part.is_arranged):
+            what, more = ("indices", "rows, transpose, ") if is_index else ("counts", "")
+            message = f"these are {what}; give them as `values` or from a `file`, without {more}times or plus"
+            raise CaseFileError(at, message)
         if (
             isinstance(part, StoredArray)
             and part.contents
@@ -95,8 +99,8 @@ def check_counts(source: kinds.Array, named: ArraysByName, path: FieldPath) -> N
         ):
             raise CaseFileError((*at, "file"), f"expected at most {MAX_COUNTS} counts, all of them whole numbers")
         for where, value in _literals_with_paths(part, at):
-            if isinstance(value, bool) or not math.isfinite(value) or value != int(value) or value < 0:
-                raise CaseFileError(where, f"expected a whole number of at least 0, got {shorten_value(value)}")
+            if isinstance(value, bool) or not math.isfinite(value) or value != int(value) or value < least:
+                raise CaseFileError(where, f"expected a whole number of at least {least}, got {shorten_value(value)}")
 
 
 def check_counts_at_most(source: kinds.Array, named: ArraysByName, path: FieldPath, most: int, of: str) -> None:
@@ -374,7 +378,7 @@ def check_inputs(
         if specs[name].is_number:
             check_is_no_mask(source, arrays.sources, path)
         if specs[name].is_count:
-            check_counts(source, arrays.sources, path)
+            check_counts(source, arrays.sources, path, is_index=specs[name].is_index)
         if not entry.allow_nonfinite:
             check_finite(source, arrays.sources, path, allow_infinite=specs[name].may_be_infinite)
         with locate_faults(path):

@@ -370,13 +370,13 @@ class CaseMaker:
                 if name in SCALES:
                     check_positive_scales(source, named, path)
                 check_lowest_number(source, named, path, stored_in)
-            if spec.is_count:
+            if spec.is_count and not spec.is_index:
                 check_counts_at_most(
                     source, named, path, lengths[spec.max_value_axis], NAMES_OF_COUNTED_AXES[spec.max_value_axis]
                 )
 
     def _check_layout_inputs(self) -> None:
-        """Check the limits of sequences, the pages, and the weights of norms against the shapes."""
+        """Check the limits of sequences, pages, indices of keys, and the weights of norms against the shapes."""
         counts = {
             name: np.array(list_literal_numbers(source, self.arrays.sources))
             for name, source in self.inputs.sources.items()

@@ -15,6 +15,8 @@ Codes of keys and values are widened, which is exact, and their scales become fa
 (``attention/caches.py``). Weights of norms of queries and keys get a row for each head, of ones if there are none
 (``attention/normalization.py``). Latent vectors are keys and values of one head, from which a step makes those of every
 head (``attention/caches.py``).
+
+Indices of keys become a mask, which rounds nothing, too.
 """
 
 from __future__ import annotations
@@ -291,7 +293,7 @@ def poison_unused_keys(options: Options, inputs: Inputs, dtype: str) -> dict[str
 
 
 def check_layout_inputs(operation: str, options: Options, shapes: Mapping[str, Shape], counts: Inputs) -> None:
-    """Check the ``counts`` of packed sequences and paged caches against each other, and the widths of norms.
+    """Check the ``counts`` of packed sequences, paged caches and chosen keys, and the widths of norms.
 
     Raises ``ShapeFault`` for the first that does not fit.
     """
@@ -313,6 +315,7 @@ def check_layout_inputs(operation: str, options: Options, shapes: Mapping[str, S
             if got != wanted:
                 what = f"the {wanted} elements of {'all heads' if is_full else 'a head'}"
                 raise ShapeFault(weight, f"expected a weight for each of {what}, got {got}")
+    _check_key_indices(options, shapes, counts)
     if "cu_seqlens_q" not in counts:
         return
     if shapes["query"][0] != 1:
@@ -325,6 +328,27 @@ def check_layout_inputs(operation: str, options: Options, shapes: Mapping[str, S
     for number, (used, length) in enumerate(zip(counts.get("key_lengths", ()), lengths, strict=False)):
         if used > length:
             raise ShapeFault("key_lengths", f"sequence {number} has {length} keys, of which {used} cannot be used")
+
+
+def _check_key_indices(options: Options, shapes: Mapping[str, Shape], counts: Inputs) -> None:
+    """Check that indices name keys that there are, or blocks of these, and that no query names one twice."""
+    if "key_indices" not in counts:
+        return
+    keys, shape, block = shapes["key"][-2], shapes["key_indices"], options.get("block_size") or 1
+    indices, blocks = counts["key_indices"].reshape(shape), count_key_blocks(options, keys)
+    there = f"there are {keys} keys" if block == 1 else f"{keys} keys are {blocks} blocks of {block}"
+    ordered = np.sort(indices, axis=-1)
+    for is_wrong, values, wanted in (
+        (indices >= blocks, indices, f"expected -1 to {blocks - 1}, got {{:g}}; {there}, and -1 names none"),
+        (
+            (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0),
+            ordered[..., 1:],
+            "got {:g} twice; name it once, and put -1 where nothing is named",
+        ),
+    ):
+        for place in np.argwhere(is_wrong)[:1]:
+            where = "batch entry {}, key head {}, query {}".format(*place[:-1])
+            raise ShapeFault("key_indices", f"{where}: {wanted.format(values[tuple(place)])}")
 
 
 def check_code_shapes(options: Options, shapes: Mapping[str, Shape]) -> None:
@@ -564,6 +588,41 @@ def _latent_to_keys(options: dict[str, Any], inputs: dict[str, Array]) -> _Optio
     return options, inputs
 
 
+def count_key_blocks(options: Options, keys: int) -> int:
+    """Return how many blocks of keys an index may name; without a block size, how many keys.
+
+    Example:
+        >>> count_key_blocks({"block_size": 4}, 9), count_key_blocks({}, 9)
+        (3, 9)
+    """
+    return -(-keys // int(options.get("block_size") or 1))
+
+
+def name_keys_once(indices: Array, blocks: int) -> Array:
+    """Sort the indices of each query, with -1 in the place of what it names again, and of what is none of the blocks.
+
+    Example:
+        >>> name_keys_once(np.array([[2, 7, 0, 2]]), 3).tolist()
+        [[0, 2, -1, -1]]
+    """
+    ordered = np.sort(indices, axis=-1)
+    is_named = (ordered >= 0) & (ordered < blocks)
+    is_named[..., 1:] &= ordered[..., 1:] != ordered[..., :-1]
+    return np.where(is_named, ordered, -1)
+
+
+def _indices_to_mask(options: dict[str, Any], inputs: dict[str, Array]) -> _OptionsAndInputs:
+    """Return a mask of the keys that each query names: (B, H, Lq, Lk), of length 1 along axes where all are alike."""
+    indices, keys = inputs.pop("key_indices").astype(np.int64), inputs["key"].shape[-2]
+    # Whatever names nothing meets a column behind the last block.
+    named: Array = np.zeros((*indices.shape[:-1], count_key_blocks(options, keys) + 1), np.bool_)
+    np.put_along_axis(named, indices, True, axis=-1)
+    allowed = np.repeat(named[..., :-1], options.pop("block_size", None) or 1, axis=-1)[..., :keys]
+    if allowed.shape[1] > 1:
+        allowed = np.repeat(allowed, inputs["query"].shape[1] // allowed.shape[1], axis=1)
+    return options, {**inputs, "mask": allowed}
+
+
 def _pop_position_mask(options: dict[str, Any], queries: Array, keys: Array) -> Array:
     """Return which keys each query may attend to by position, and remove these options."""
     allowed = np.ones(np.broadcast_shapes(queries.shape, keys.shape), np.bool_)
@@ -583,6 +642,7 @@ _REMOVE_LAYOUT: Mapping[str, Callable[[dict[str, Any], dict[str, Array]], _Optio
     "quantized_attention": _widen_codes,
     "normalized_attention": _broadcast_norm_weights,
     "latent_attention": _latent_to_keys,
+    "sparse_attention": _indices_to_mask,
 }
 """The layout of each operation that is lowered to another, and of its gradients.
 

@@ -47,12 +47,14 @@ def array_definitions() -> dict[str, Schema]:
     return {
         "Numbers": _nested_list_schema("Numbers", {"type": ["number", "boolean"]}),
         "Counts": _nested_list_schema("Counts", {"type": "integer", "minimum": 0}),
+        "Indices": _nested_list_schema("Indices", {"type": "integer", "minimum": -1}),
         "Truths": _nested_list_schema("Truths", {"enum": [False, True, 0, 1]}),
         "PrintedRows": _nested_list_schema("PrintedRows", text),
         "Parents": _nested_list_schema("Parents", {"type": ["integer", "null"], "minimum": 0}),
         "MaskInput": _mask_schema(),
         "NumberInput": {"anyOf": [schema_requiring("times"), schema_requiring("plus"), schema_forbidding(*MASK_KINDS)]},
-        "CountsInput": _counts_schema(),
+        "CountsInput": _counts_schema("Counts"),
+        "IndicesInput": _counts_schema("Indices"),
     }
 
 
@@ -88,11 +90,11 @@ def _mask_schema() -> Schema:
     }
 
 
-def _counts_schema() -> Schema:
-    """Return the schema of counts: spelled out, or the name of an array."""
+def _counts_schema(numbers: str) -> Schema:
+    """Return the schema of counts, or of indices: spelled out, or the name of an array."""
     spelled = {
         "anyOf": [schema_requiring("values"), schema_requiring("ref"), schema_requiring("file")],
-        "properties": {"values": make_definition_reference("Counts")},
+        "properties": {"values": make_definition_reference(numbers)},
     }
     return {"if": {"type": "object"}, "then": {"allOf": [schema_forbidding("times", "plus"), spelled]}}
 
@@ -319,7 +321,11 @@ def _inputs_schema(specs: Mapping[str, InputSpec]) -> Schema:
     required = [name for name, spec in specs.items() if spec.required and name not in in_parts]
     needs = {name: [spec.required_input] for name, spec in specs.items() if spec.required_input}
     booleans = {name: make_definition_reference("MaskInput") for name, spec in specs.items() if spec.is_boolean}
-    counts = {name: make_definition_reference("CountsInput") for name, spec in specs.items() if spec.is_count}
+    counts = {
+        name: make_definition_reference("IndicesInput" if spec.is_index else "CountsInput")
+        for name, spec in specs.items()
+        if spec.is_count
+    }
     numbers = {name: make_definition_reference("NumberInput") for name, spec in specs.items() if spec.is_number}
     known = booleans | counts | numbers | {name: make_definition_reference("NumberInput") for name in packed}
     rule: Schema = {"propertyNames": {"enum": [*specs, *packed]}, "required": required, "properties": known}

@@ -115,6 +115,8 @@ def find_axis_lengths(
         wanted = "as many heads as query has, or a number that divides it"
         problem = f"expected {wanted}: {lengths['H']} query heads cannot share {lengths['Hkv']} evenly"
         raise ShapeFault(found_in["Hkv"] if found_in["Hkv"] in specs else "key", problem)
+    if "key_indices" in shapes:
+        lengths["K"] = shapes["key_indices"][-1]
     if "W" in lengths:
         lengths["Ts"] = lengths["W"] * lengths["Lp"]
         lengths["T"] = lengths["Ts"] * lengths.get("S", 1)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
 from attncheck.reading.generated_arrays import alibi_slopes, find_relative_buckets
-from attncheck.reading.lowering import Array, poison_unused_keys, repeat_block_numbers
+from attncheck.reading.lowering import Array, count_key_blocks, poison_unused_keys, repeat_block_numbers
 from attncheck.reading.problem import Problem
 from attncheck.searching.concrete import input_axes
 from attncheck.searching.shapes import Random, Real
@@ -247,12 +247,16 @@ class DrawnInputs:
         )
 
     def _draw_counts(self, spec: InputSpec, shape: Shape) -> Array:
-        """Draw counts of an axis, the limits of sequences along it, or positions in it."""
+        """Draw counts of an axis, the limits of sequences along it, positions in it, or indices of its blocks."""
         random, most = self.random, self.lengths[spec.max_value_axis]
         if spec.axes == ("S1",):
             inner = random.randint(0, most + 1, shape[0] - 2)
             even = np.linspace(0, most, shape[0]).astype(np.int64)[1:-1]
             return np.array([0, *np.sort(inner if random.rand() < 1 / 2 else even), most], np.int64)
+        if spec.is_index:  # a tenth of them name nothing
+            blocks = count_key_blocks(self.problem.options, most)
+            named = random.rand(*shape[:-1], max(blocks, shape[-1])).argsort(axis=-1)[..., : shape[-1]]
+            return np.where((named < blocks) & (random.rand(*shape) < 0.9), named, -1)
         if len(spec.axes) > 1:
             return random.permutation(most)[: math.prod(shape)].reshape(shape)
         return random.randint(0, most + 1, shape)

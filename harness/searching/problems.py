@@ -210,6 +210,8 @@ def _draw_option_value(name: str, random: Random) -> Any:
     spec = OPTIONS[name]
     if spec.type is bool:
         return True
+    if spec.type is int:
+        return int(choose_item(random, spec.typical_values))
     if spec.type is float:
         number = choose_item(random, spec.typical_values) * (random.uniform(0.5, 1.5) if random.rand() < 0.5 else 1)
         return float(np.float32(number))

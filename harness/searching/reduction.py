@@ -43,7 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.common.store import digest_of
-from attncheck.reading.lowering import Array
+from attncheck.reading.lowering import Array, count_key_blocks, name_keys_once
 from attncheck.reading.problem import Problem
 from attncheck.searching.concrete import count_elements, input_axes, optional_inputs
 from attncheck.searching.problems import round_to_stored
@@ -337,7 +337,12 @@ def _add_head_positions(problem: Problem, kept: dict[str, NDArray[np.intp]]) -> 
 
 def _cut_input_array(problem: Problem, name: str, array: Array, kept: KeptPositions) -> Array:
     spec, lengths = problem.input_specs[name], problem.axis_lengths
-    if array.dtype.kind in "iu" and spec.max_value_axis in kept:
+    if spec.is_index and spec.max_value_axis in kept and problem.options.get("block_size") is None:
+        # What is left of the keys has another number; the last entry of the table is that of an index of -1.
+        moved = np.full(lengths[spec.max_value_axis] + 1, -1)
+        moved[kept[spec.max_value_axis][::-1]] = np.arange(len(kept[spec.max_value_axis]))[::-1]
+        array = moved[array]
+    elif array.dtype.kind in "iu" and spec.max_value_axis in kept and not spec.is_index:
         array = np.searchsorted(kept[spec.max_value_axis], array).astype(np.int64)
     for position, axis in enumerate(input_axes(problem.input_specs[name], problem.options)):
         parts = axis.split("*")
@@ -380,7 +385,9 @@ def clip_counts_to_lengths(problem: Problem) -> Problem:
     lengths, inputs = problem.axis_lengths, dict(problem.inputs)
     for name, array in inputs.items():
         spec: InputSpec = problem.input_specs[name]
-        if spec.is_count and spec.max_value_axis in lengths:
+        if spec.is_index:
+            inputs[name] = name_keys_once(array, count_key_blocks(problem.options, lengths[spec.max_value_axis]))
+        elif spec.is_count and spec.max_value_axis in lengths:
             inputs[name] = np.minimum(array, lengths[spec.max_value_axis])
     return replace(problem, inputs=inputs)
 
@@ -403,6 +410,8 @@ def simplify_options(attempts: Attempts) -> None:
 def _simpler_option_values(spec: OptionSpec) -> Sequence[Any]:
     if get_origin(spec.type) is tuple:
         return _SIMPLE_WINDOWS
+    if spec.type is int:
+        return tuple(range(1, int(min(spec.typical_values, default=0)) + 1))
     return (
         [number for number in _SIMPLE_NUMBERS if number > 0 or not spec.must_be_positive] if spec.type is float else ()
     )

@@ -23,7 +23,8 @@ class InputSpec:
     ``axes`` are letters of ``AXES``. A case may leave leading axes out; they then have length 1. Axes of an
     ``is_broadcastable`` input (a mask or a bias on the scores) may have length 1. An axis of an ``is_per_block`` input
     may have any length that divides the axis: the input has a number for each block. ``is_count`` inputs are whole
-    numbers, which stay integers in every dtype, and are at most the length of ``max_value_axis``. An
+    numbers, which stay integers in every dtype, and are at most the length of ``max_value_axis``. Counts that are an
+    ``is_index`` name entries of that axis, or blocks of these: none twice in a row, and -1 names none. An
     ``is_row_statistic`` input is float32 in a dtype of 16 bits: in bfloat16, a logarithm of 500 has steps of 2.
     ``scale_input`` is the input that, if given, makes this one codes.
 
@@ -53,6 +54,7 @@ class InputSpec:
     conflict_reason: str = ""
     is_count: bool = False
     max_value_axis: str = "T"
+    is_index: bool = False
     scale_input: str | None = None
     is_per_block: bool = False
     is_row_statistic: bool = False
@@ -445,6 +447,23 @@ LATENT_INPUTS: Mapping[str, InputSpec] = {
     **OFFSET_INPUTS,
 }
 """Latent vectors, what makes keys and values of them, and the part of queries and keys that is rotated already."""
+
+SPARSE_INPUTS: Mapping[str, InputSpec] = {
+    **{name: ATTENTION_INPUTS[name] for name in QUERY_KEY_VALUE},
+    "key_indices": InputSpec(
+        ("B", "Hkv", "Lq", "K"),
+        is_count=True,
+        is_index=True,
+        is_broadcastable=True,
+        max_value_axis="Lk",
+        requested_stage="masked",
+        synonyms=("topk_indices", "topk_idxs", "block_indices", "selected_indices", "sparse_indices", "indices"),
+    ),
+    "key_lengths": INPUTS_ON_ROWS["key_lengths"],
+    **PER_HEAD_INPUTS,
+    **OFFSET_INPUTS,
+}
+"""What is attended to, and the indices of the keys that each query may attend to, or of blocks of these."""
 
 
 @dataclass(frozen=True)

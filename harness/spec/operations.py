@@ -363,6 +363,13 @@ OPERATIONS: Mapping[str, Operation] = {
             supports_radii=True,
         ),
         Operation(
+            "sparse_attention",
+            specs.SPARSE_INPUTS,
+            frozenset({"scale", "softcap", "is_causal", "window", "block_size"}),
+            (*_LOGITS_WITHOUT_BIAS, *_SOFTMAX, "output"),
+            lowers_to="attention",
+        ),
+        Operation(
             "multi_head_attention",
             {
                 "query": InputSpec(("B", "Lq", "E")),
@@ -403,6 +410,7 @@ OPERATIONS_PER_HEAD = tuple(
 
 _STAGE_REQUESTERS: Mapping[str, InputSpec | OptionSpec] = {
     **specs.PACKED_INPUTS,
+    **specs.SPARSE_INPUTS,
     **specs.INPUTS_ON_ROWS,
     **specs.ROTARY_INPUTS,
     **specs.FOLDED_INPUTS,

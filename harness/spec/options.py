@@ -27,6 +27,7 @@ _NAMES_THAT_CAN_FORBID_KEYS = (
     "key_lengths",
     "query_mask",
     "cu_seqlens_q",
+    "key_indices",
     "bias",
     "scores",
 )
@@ -264,6 +265,13 @@ class Options(Mapping[str, Any]):
     )
     norm_after_rotation: bool | None = option_field(
         "The rotation comes before the norm; if absent after it.", required_input="rotary_cos"
+    )
+    block_size: int | None = option_field(
+        "How many keys an index names: index j those from j n on, n of them, as far as there are keys; 1 if absent.",
+        must_be_positive=True,
+        required_input="key_indices",
+        typical_values=(2, 3, 4, 8, 16, 64),
+        synonyms=("selection_block_size", "sparse_block_size", "moba_chunk_size"),
     )
 
     def __getitem__(self, name: str) -> Any:

@@ -85,7 +85,7 @@ def failing(judged: JudgedStages) -> dict[str, Verdict]:
 
 LENGTHS = {
     **{"B": 2, "H": 4, "Hkv": 2, "Lq": 5, "Lk": 6, "D": 4, "Dv": 3, "Dk": 3, "A": 3, "E": 5, "Ek": 5, "Ev": 5, "Eo": 7},
-    **{"Lr": 9, "R": 2, "P": 3, "C": 5, "Dr": 2, "N": 4, "1": 1},
+    **{"Lr": 9, "R": 2, "P": 3, "C": 5, "Dr": 2, "N": 4, "K": 3, "1": 1},
 }
 """How long each axis is; keys are longer by those of the past. A width of ``H*D`` is that of all heads."""
 LQ, LK, H = (LENGTHS[axis] for axis in ("Lq", "Lk", "H"))
@@ -150,6 +150,9 @@ def _drawn(name: str, spec: InputSpec, shape: tuple[int, ...], size: float, rand
         return _GIVEN[name]
     if name == "mask":
         return _mask(shape)
+    if spec.is_index:  # of two blocks or more, none twice, and none at all for the third query
+        rows = random.permuted(np.broadcast_to(np.arange(shape[-1]) - 1, shape), axis=-1)
+        return np.where(np.arange(shape[-2])[:, np.newaxis] == 2, -1, rows)
     numbers = size * random.standard_normal(shape)
     if spec.scale_input and name in ("key", "value"):  # a query in codes has a scale, and so have pages
         return (20 * numbers).astype(np.int8)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from problems import NAMES, Array, Arrays, Options, Problem, draw, failing
+from problems import LK, NAMES, Array, Arrays, Options, Problem, draw, failing
 
 from attncheck.backends import numpy_backend as reference
 from attncheck.judging.judge import compare_all_pairs, exact_values_of_whole_stages, max_errors_of_whole_stages
@@ -38,10 +38,11 @@ def test_as_much_is_undefined_as_nan_reaches(name: str) -> None:
     problem = draw(name)
     assert problem.truth().undefined.elements is None, "nothing is, in finite inputs nor by what forbids a key"
     # A mask hides NaN from some kernels and not from others: that has tests of its own.
-    hidden = {"mask", "query_mask", "key_lengths", "is_causal", "window", "mask_fill"}
+    hidden = {"mask", "query_mask", "key_lengths", "is_causal", "window", "mask_fill", "block_size"}
     options = {each: value for each, value in problem.options.items() if each not in hidden}
     kept = {each: array for each, array in problem.inputs.items() if each not in hidden}
     kept |= {each: np.where(np.isinf(kept[each]), 0.0, kept[each]) for each in {"bias", "sinks"} & kept.keys()}
+    kept |= {each: np.arange(LK).reshape(1, 1, 1, LK) for each in {"key_indices"} & kept.keys()}
     rng = np.random.default_rng(NAMES.index(name))
     for each, array in kept.items():
         finite = np.argwhere(np.isfinite(array)) if array.dtype == np.float64 else []

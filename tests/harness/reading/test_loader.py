@@ -242,7 +242,7 @@ def test_any_data_is_filled_in(scratch_file: Path, first: list[Any], second: lis
 TABLES = tables_beside(__file__)
 
 KINDS = [("scoring", kind) for kind in SCORE_INPUTS] + [(name, None) for name in OPERATIONS if name != "scoring"]
-LETTERS = (*"BPDCAERSWN", *("Hkv", "Lq", "Lk", "Dk", "Dv", "Dr", "Ek", "Ev", "Eo", "Lr", "Np", "Lp"))
+LETTERS = (*"BPDCAERSWN", *("Hkv", "Lq", "Lk", "Dk", "Dv", "Dr", "K", "Ek", "Ev", "Eo", "Lr", "Np", "Lp"))
 MAY_BE_EMPTY = ("B", "Lq", "Lk", "P", "Lr")
 
 

@@ -246,3 +246,57 @@ def test_poison_is_where_no_query_can_see_it_and_nowhere_else(problem: Problem, 
     for name in changed:
         new = inputs[name][inputs[name] != problem.inputs[name]]
         assert (np.isnan(new) if poison == "nan" else new == 1e30).all()
+
+
+@st.composite
+def chosen(draw: st.DrawFn) -> Problem:
+    """Draw indices of keys or of blocks, some of them none, for each head, for all heads, or for all queries."""
+    batch, queries, keys = draw(st.integers(1, 2)), draw(st.integers(1, 4)), draw(st.integers(0, 7))
+    block, width = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    shape = (batch, draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, queries])), width)
+    random = np.random.default_rng(draw(st.integers(0, 2**16)))
+    blocks = -(-keys // block)
+    named = [random.permutation(max(blocks, width))[:width] for _ in range(batch * shape[1] * shape[2])]
+    indices = np.array(named).reshape(shape)
+    inputs = {
+        "query": random.normal(size=(batch, 4, queries, 3)),
+        "key": random.normal(size=(batch, 2, keys, 3)),
+        "value": random.normal(size=(batch, 2, keys, 2)),
+        "key_indices": np.where((indices < blocks) & (random.random(shape) < 0.7), indices, -1),
+        "key_lengths": random.integers(0, keys + 1, batch),
+    }
+    more = draw(options())
+    if more.keys() & {"is_causal", "window"} and draw(st.booleans()):
+        inputs["query_offsets"] = random.integers(0, 5, batch)
+    return Problem("sparse_attention", more | ({"block_size": block} if block > 1 else {}), inputs)
+
+
+def query_by_query(problem: Problem) -> Array:
+    """Attend to the keys that each query names, one after the other: (B, H, Lq, Dv)."""
+    inputs, query, block = problem.inputs, problem.inputs["query"], problem.options.get("block_size", 1)
+    shape = (*query.shape[:3], inputs["key"].shape[2])
+    rules = {name: inputs[name] for name in ("key_lengths", "query_offsets") if name in inputs}
+    seen = definition(problem.options, rules, 0, shape)
+    indices = np.broadcast_to(inputs["key_indices"], (shape[0], 2, shape[2], inputs["key_indices"].shape[-1]))
+    output = np.zeros((*shape[:3], 2))
+    for batch, head, row in product(*map(range, shape[:3])):
+        named = [key for index in indices[batch, head // 2, row] if index >= 0 for key in _keys_of(index, block)]
+        own = [key for key in named if key < shape[3] and seen[batch, head, row, key]]
+        scores = inputs["key"][batch, head // 2, own] @ query[batch, head, row]
+        powers = np.exp(scores * problem.options.get("scale", 3**-0.5))
+        output[batch, head, row] = powers @ inputs["value"][batch, head // 2, own] / (powers.sum() or 1)
+    return output
+
+
+def _keys_of(index: int, block: int) -> range:
+    return range(index * block, (index + 1) * block)
+
+
+@given(chosen())
+def test_chosen_keys_are_attention_with_one_mask(problem: Problem) -> None:
+    plain = problem.without_layout()
+    assert plain.operation == "attention"
+    assert not {"key_indices", "block_size"} & {*plain.inputs, *plain.options}
+    wanted = query_by_query(problem)
+    for backend, of in ((numpy_backend.attention, plain), (numpy_backend.sparse_attention, problem)):
+        assert np.allclose(backend(**of.inputs, **of.options)["output"], wanted, rtol=1e-12, atol=1e-12)
