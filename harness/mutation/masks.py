@@ -499,7 +499,8 @@ register_fault("rotary", "_rows_at", "query_offset_of_the_first_batch_entry_in_t
 _register_causal_fault(forms.replace_causality, "causal_by_groups_of_four",
     # every query sees what the group's last one sees
     "decided once per four queries: pytorch#195910",
-    lambda queries, keys: np.arange(keys) <= np.minimum(np.arange(queries) // 4 * 4 + 3, queries - 1)[:, np.newaxis])
+    lambda queries, keys: np.arange(keys) <= np.minimum(np.arange(queries) // 4 * 4 + 3, queries - 1)[:, np.newaxis],
+    diagnosis="causal-by-tiles-of-4")
 _register_causal_fault(forms.replace_causality, "causal_beyond_64_queries_ignored",
     "right in the first tile of 64 rows only: gcnasm#21",
     lambda queries, keys: np.asarray(forms.causal_mask(queries, keys) | (np.arange(queries)[:, np.newaxis] >= 64)))

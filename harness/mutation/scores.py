@@ -567,7 +567,7 @@ for _format, _seen in (("float16", ": metal-flash-attention#8"), ("bfloat16", ""
         partial(kernel.sequential_matmul, store=getattr(kernel, f"round_to_{_format}")), stage="context",
         **ROUNDING_FIELDS)
 _register_softmax_fault(forms.replace_row_maximum, "maximum_not_subtracted", "exp overflows above 88 (709 in float64)",
-    lambda logits: np.zeros_like(backend._row_maximum(logits)))
+    lambda logits: np.zeros_like(backend._row_maximum(logits)), diagnosis="maximum-not-subtracted")
 _register_softmax_fault(forms.replace_attention_steps, "maximum_over_masked_keys",
     "the maximum includes what is masked: everything kept underflows",
     lambda call: {"_softmax_with_sinks": rebind_globals(
@@ -575,10 +575,11 @@ _register_softmax_fault(forms.replace_attention_steps, "maximum_over_masked_keys
         backend._row_maximum(call.unmasked_logits)))})
 _register_softmax_fault(forms.replace_row_maximum, "maximum_starts_at_zero",
     "the running maximum starts at 0: rows far below it underflow",
-    lambda logits: np.maximum(backend._row_maximum(logits), 0))
+    lambda logits: np.maximum(backend._row_maximum(logits), 0), diagnosis="maximum-not-subtracted")
 _register_softmax_fault(forms.replace_row_maximum, "maximum_starts_at_minus_5e4",
     "a finite sentinel for -inf: flashinfer#4267",
-    lambda logits: np.asarray(np.maximum(backend._row_maximum(logits), np.asarray(-5e4, logits.dtype))))
+    lambda logits: np.asarray(np.maximum(backend._row_maximum(logits), np.asarray(-5e4, logits.dtype))),
+    diagnosis="maximum-not-subtracted")
 _register_softmax_fault(_replace_exponential, "exp_with_coarse_log2e", "exp2(1.4427 x): five digits of log2(e)",
     lambda shifted: np.asarray(np.exp2(shifted * 1.4427)), dtypes=WIDE_DTYPES)
 _register_softmax_fault(_replace_exponential, "exp_in_float16", "exp evaluated in float16",

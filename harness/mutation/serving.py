@@ -98,7 +98,7 @@ _register_ragged_fault(_change_sequence, "sinks_in_every_split",
     "the sink is added once for each part of the keys: flash-decoding's parts all begin with it",
     lambda query, table, used, options: (table, used, options if options.get("sinks") is None
         else options | {"sinks": options["sinks"] + np.log(np.maximum(-(-used[0] // _SPLIT_KEYS), 1)).astype(
-            options["sinks"].dtype)}))
+            options["sinks"].dtype)}), diagnosis="sinks-twice")
 _register_ragged_fault(_change_ragged_call, "limits_of_decoding_for_all",
     "cu_seqlens_q holds the limits of sequences that decode, one query each: ROCm/ATOM#2037",
     lambda call: {"cu_seqlens_q": np.minimum(np.append(np.arange(len(call["key_lengths"])), call["query"].shape[2]),
@@ -111,7 +111,8 @@ _register_ragged_fault(_change_ragged_call, "limits_cut_to_tiles",
     lambda call: {"cu_seqlens_q": np.append(call["cu_seqlens_q"][:-1] // _TILE * _TILE, call["query"].shape[2])})
 _register_ragged_fault(_change_ragged_call, "keys_up_to_those_of_the_first_sequence",
     "max_seqlen_k is taken from the first sequence",
-    lambda call: {"key_lengths": np.minimum(call["key_lengths"], call["key_lengths"][:1])})
+    lambda call: {"key_lengths": np.minimum(call["key_lengths"], call["key_lengths"][:1])},
+    diagnosis="key-lengths-of-first-batch-entry")
 for _name, _defect, _change in (
     ("tree_mask_read_from_the_last_bit",
         "bits of a packed mask are read from the other end of each byte: flashinfer packs little-endian",

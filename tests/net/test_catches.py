@@ -6,6 +6,7 @@ No right variant is flagged.
 from __future__ import annotations
 
 import sys
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -42,7 +43,11 @@ _ONE_IN = 12
 
 
 _NAMED_ONE_IN = 3
-"""Of the recorded cases, so many are asked what a fault is: `attncheck mutants` asks of all."""
+"""Of the recorded cases, so many are asked what a fault is, and the same ones when cases are added.
+
+`attncheck mutants` asks of all. One case of all is often wrong: where a query sees one key, its gradients are 0, and
+faults of them are as small as errors of 16 bits.
+"""
 
 
 def _recorded() -> tuple[dict[tuple[str, str], list[Catch]], dict[str, Case]]:
@@ -99,7 +104,7 @@ def test_what_a_recorded_case_says_of_a_fault_is_seldom_wrong() -> None:
     """One case knows less than a run, of which ``attncheck mutants`` allows 1 % to be named wrongly."""
     units, cases = _recorded()
     found: dict[str, dict[tuple[str, str, int], Evidence]] = defaultdict(dict)
-    for case, dtype in sorted(units)[::_NAMED_ONE_IN]:
+    for case, dtype in sorted(unit for unit in units if zlib.crc32(unit[0].encode()) % _NAMED_ONE_IN == 0):
         catches = units[case, dtype]
         scorer = UnitScorer(SeededUnit(cases[case], dtype))
         if scorer.unit.gives_diagnosis_evidence:
