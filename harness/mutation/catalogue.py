@@ -48,7 +48,7 @@ TOPIC_MODULES: tuple[ModuleType, ...] = tuple(
     import_module(f"attncheck.mutation.{name}")
     for name in (
         *("controls", "scores", "masks", "blocks", "heads", "gradients", "narrow", "latents"),
-        *("indices", "serving"),
+        *("chosen_keys", "ragged_pages"),
     )
 )
 """The modules beside this one that register subjects, which are listed in their order, and in that of their lines."""

@@ -118,8 +118,11 @@ def find_axis_lengths(
     if "key_indices" in shapes:
         lengths["K"] = shapes["key_indices"][-1]
     if "W" in lengths:
-        lengths["Ts"] = lengths["W"] * lengths["Lp"]
-        lengths["T"] = lengths["Ts"] * lengths.get("S", 1)
+        slots = lengths["W"] * lengths["Lp"]
+        if lengths.setdefault("Ts", slots) != slots:
+            what = f"expected {slots} columns, for {lengths['W']} pages of {lengths['Lp']} slots, got {lengths['Ts']}"
+            raise ShapeFault(found_in["Ts"], what)
+        lengths["T"] = slots * lengths.get("S", 1)
     if "S" in lengths and lengths["S1"] != lengths["S"] + 1:
         what = f"expected one for each of {lengths['S1'] - 1} sequences, got {lengths['S']}"
         raise ShapeFault(found_in["S"], what)

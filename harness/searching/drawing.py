@@ -258,7 +258,7 @@ class DrawnInputs:
             named = random.rand(*shape[:-1], max(blocks, shape[-1])).argsort(axis=-1)[..., : shape[-1]]
             return np.where((named < blocks) & (random.rand(*shape) < 0.9), named, -1)
         if len(spec.axes) > 1:
-            return random.permutation(most)[: math.prod(shape)].reshape(shape)
+            return np.resize(random.permutation(most), shape)  # with more pages than there are, some are shared
         return random.randint(0, most + 1, shape)
 
     def _choose_code_scales(self, name: str) -> None:
