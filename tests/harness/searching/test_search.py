@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -53,7 +54,7 @@ from attncheck.searching.findings import (
     symptom_of,
     write_case,
 )
-from attncheck.searching.problems import DrawSettings, ProblemSource
+from attncheck.searching.problems import DrawSettings, ProblemSource, draw_numbers
 from attncheck.searching.reduction import (
     clip_counts_to_lengths,
     cuttable_axes,
@@ -464,6 +465,13 @@ def test_the_call_of_every_form_of_case_comes_back(tmp_path: Path) -> None:
             assert array.dtype == other.inputs[name].dtype
             np.testing.assert_array_equal(array.astype(np.float64), other.inputs[name].astype(np.float64))
         assert case.stage_shapes == again.stage_shapes
+
+
+def test_other_numbers_are_drawn_for_a_table_of_more_entries_than_pages() -> None:
+    [case] = select_cases(["ragged/pages-of-one-token"]).cases
+    problem = replace(make_problem_of_case(case, make_inputs(case, "float64")).as_call(), drawing_regime="normal")
+    drawn = draw_numbers(problem, np.random.RandomState(1)).inputs["block_table"]
+    assert (drawn.shape, drawn.size > len(problem.inputs["key_pages"]) > drawn.max()) == ((4, 5), True)
 
 
 def test_drawn_problems_come_back_from_their_files(tmp_path: Path) -> None:
