@@ -15,9 +15,8 @@ export PATH := $(PATH):$(subst $(space),:,$(wildcard $(HOME)/.pyenv/versions/*/b
 report: .venv/installed
 	.venv/bin/attncheck check --backend numpy,torch,tensorflow,jax --output results/latest
 
-# All environments at once: while one waits for its packages, another computes.
 test: .tools/installed
-	$(TOX) run-parallel --parallel all --parallel-no-spinner -e $(TEST_ENVIRONMENTS)
+	$(TOX) run-parallel --parallel-no-spinner -e $(TEST_ENVIRONMENTS)
 
 # The standard cases as lesser processors compute: all that this one can be, or those in ISAS.
 processors: .tools/installed

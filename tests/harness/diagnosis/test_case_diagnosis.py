@@ -49,7 +49,7 @@ ELSEWHERE = {
     *("causality-ignored", "mask-added", "parts-averaged", "value-read-as-key", "empty-rows-uniform"),
     *("weights-not-renormalised", "bias-of-batch-for-heads", "mask-of-batch-for-heads", "value-of-first-head"),
     "bias-gradient-of-batch-for-heads",
-    *("fill-minus-infinity", "masked-at-least-number"),
+    *("fill-minus-infinity", "masked-at-least-number", "maximum-not-subtracted"),
     "batch-entries-unwritten",
 }
 """What these cases do not tell from something else, and a test of its own or the score of all cases does."""
