@@ -661,7 +661,7 @@ class Backend(Protocol):
         its last query stands at the last key that is used. A sequence may have no query, or no key; a query without a
         key gets zeros. With a tree_mask (Lq, Ts), boolean, query i may attend to key t of its sequence only where
         tree_mask[i, t] is true: a tree of draft tokens, of which each sees its ancestors, as in Miao et al. 2023,
-        "SpecInfer", arXiv 2305.09781, section 4.2. Kwon et al. 2023, as ``paged_attention``, with the limits of
+        "SpecInfer", arXiv 2305.09781. Kwon et al. 2023, as ``paged_attention``, with the limits of
         sequences of FlashAttention's varlen calls; Jiang et al. 2026, "Ragged Paged Attention", arXiv 2604.15464.
         """
 
@@ -774,10 +774,10 @@ class Backend(Protocol):
         ``is_causal``, ``window`` and key_lengths forbid keys of those that are chosen. They count positions of keys,
         and not of indices. A query that has no key left gets zeros.
 
-        Keys one by one: DeepSeek-AI 2025, "DeepSeek-V3.2", arXiv 2512.02556, section 2.1, one choice for all heads;
+        Keys one by one: DeepSeek-AI 2025, "DeepSeek-V3.2", arXiv 2512.02556, one choice for all heads;
         FlashMLA, flash_mla_sparse_fwd, has indices of -1. Blocks of keys: Yuan et al. 2025, "Native Sparse Attention",
-        arXiv 2502.11089, section 3.3.2, one choice for each group of heads; Lu et al. 2025, "MoBA: Mixture of Block
-        Attention for Long-Context LLMs", arXiv 2502.13189, section 2.2, one for each head.
+        arXiv 2502.11089, one choice for each group of heads; Lu et al. 2025, "MoBA: Mixture of Block
+        Attention for Long-Context LLMs", arXiv 2502.13189, one for each head.
         """
 
     @show_keywords_of(Projected)
