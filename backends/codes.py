@@ -6,6 +6,8 @@ A framework gives its functions of arrays, as in ``composed.py``. Shapes and mea
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from typing import Any, Unpack
 
 from attncheck.backends.composed import Operation
@@ -134,44 +136,18 @@ def make_quantized_attention(
     return quantized_attention
 
 
-def make_paged_attention_to_codes(numbers_of_codes: Callable[..., list[Tensor]], paged: Operation) -> Operation:
-    """Return attention to pages that may have codes, which ``numbers_of_codes`` converts to numbers."""
+def make_attention_to_pages_of_codes(numbers_of_codes: Callable[..., list[Tensor]], attention: Operation) -> Operation:
+    """Return attention to pages that may have codes, which ``numbers_of_codes`` converts to numbers, page by page."""
 
-    @show_keywords_of(StoredPages)
-    def paged_attention(
-        query: Tensor,
-        key_pages: Tensor,
-        value_pages: Tensor,
-        block_table: Tensor,
-        key_lengths: Tensor,
-        **options: Unpack[StoredPages],
+    @wraps(attention)
+    def attention_to_codes(
+        query: Tensor, key_pages: Tensor, value_pages: Tensor, *tables: Tensor, **options: Any
     ) -> Stages:
-        """Make numbers of codes, page by page, and attend to those."""
-        keywords: dict[str, Any] = {**options}
-        numbers = numbers_of_codes(query, key_pages, value_pages, keywords, in_pages=True)
-        return paged(*numbers, block_table, key_lengths, **keywords)
+        return attention(*numbers_of_codes(query, key_pages, value_pages, options, in_pages=True), *tables, **options)
 
-    return paged_attention
-
-
-def make_ragged_attention_to_codes(numbers_of_codes: Callable[..., list[Tensor]], ragged: Operation) -> Operation:
-    """Return attention of packed queries to such pages."""
-
-    @show_keywords_of(StoredPages)
-    def ragged_paged_attention(
-        query: Tensor,
-        key_pages: Tensor,
-        value_pages: Tensor,
-        cu_seqlens_q: Tensor,
-        block_table: Tensor,
-        key_lengths: Tensor,
-        *,
-        tree_mask: Tensor | None = None,
-        **options: Unpack[StoredPages],
-    ) -> Stages:
-        """Make numbers of codes, page by page, and attend to those."""
-        keywords: dict[str, Any] = {**options}
-        numbers = numbers_of_codes(query, key_pages, value_pages, keywords, in_pages=True)
-        return ragged(*numbers, cu_seqlens_q, block_table, key_lengths, tree_mask=tree_mask, **keywords)
-
-    return ragged_paged_attention
+    parameters = [
+        item for name, item in signature(attention).parameters.items() if name not in StoredPages.__annotations__
+    ]
+    parameters.append(Parameter("options", Parameter.VAR_KEYWORD))
+    attention_to_codes.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return show_keywords_of(StoredPages)(attention_to_codes)

@@ -170,6 +170,8 @@ def contract_functions(
     names = ["attention", "quantized_attention"] if adapter.takes_codes else ["attention"]
     if "cu_seqlens_q" in adapter.parameter_names:
         needed = {"packed_attention": _PACKED_LIMITS, "ragged_paged_attention": _RAGGED_TABLES}
+        if "block_table" in adapter.required:  # packed keys have none
+            del needed["packed_attention"]
         names = [name for name, words in needed.items() if adapter.parameter_names.issuperset(words)] or names
     return {name: adapter.as_contract(name, getattr(adapter, name)) for name in names}
 

@@ -389,6 +389,13 @@ def _change_window(change: Callable[[Any, Any], tuple[Any, Any]]) -> ProblemChan
     return changed
 
 
+def describe_position_rule(problem: Problem) -> tuple[str, str] | None:
+    """Return the option that compares positions, in words, and its rule; None without such an option."""
+    if problem.options.get("is_causal"):
+        return "causality", "key j for query i iff j <= {}"
+    return ("the window", "query i stands at key {}") if problem.options.get("window") else None
+
+
 def move_window_side(side: int | None, steps: int) -> int | None:
     """Return a side of a window moved by ``steps`` keys; None, an unbounded side, stays None.
 

@@ -298,8 +298,9 @@ def can_show_fault(operation: Operation, name: str, spec: InputSpec | OptionSpec
     An argument that an operation passes through to attention may only get lost; any other fault is one of attention.
     """
     attention = OPERATIONS["attention"]
-    others = (attention, OPERATIONS["paged_attention"]) if operation.name == "ragged_paged_attention" else (attention,)
-    is_handed_on = any(spec is other.inputs.get(name) for other in others) or (
+    alike = [other for other in OPERATIONS.values() if other.lowers_to and other.lowers_to == operation.lowers_to]
+    included = [other for other in alike if other.inputs.keys() < operation.inputs.keys()]
+    is_handed_on = any(spec is other.inputs.get(name) for other in (attention, *included)) or (
         isinstance(spec, OptionSpec) and name in attention.options
     )
     lowered = OPERATIONS.get(operation.lowers_to or "")

@@ -124,7 +124,7 @@ def find_axis_lengths(
             raise ShapeFault(found_in["Ts"], what)
         lengths["T"] = slots * lengths.get("S", 1)
     if "S" in lengths and lengths["S1"] != lengths["S"] + 1:
-        what = f"expected one for each of {lengths['S1'] - 1} sequences, got {lengths['S']}"
+        what = f"expected {lengths['S1'] - 1}, as many as cu_seqlens_q has sequences, got {lengths['S']}"
         raise ShapeFault(found_in["S"], what)
     if "Lk" in lengths:
         lengths["T"] = lengths["Lk"] + lengths.get("P", 0)

@@ -394,6 +394,13 @@ def test_sequences_and_pages_of_flash_attn(function: Callable[..., Any], operati
     assert set(read_target_declarations(function, "f", "flash_attn")["parameters"]) == operations
 
 
+def test_a_function_that_requires_a_table_of_pages_is_asked_for_no_packed_keys() -> None:
+    def over_pages(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table):  # type: ignore[no-untyped-def]
+        return q
+
+    assert set(read_target_declarations(over_pages, "f", "flash_attn")["parameters"]) == {"ragged_paged_attention"}
+
+
 def contract_attention(function: Callable[..., Any], family: str) -> Callable[..., Any]:
     """Return the contract's attention by a function that is called as its family is."""
     return contract_functions_of(function, "attention", family, BACKENDS["numpy"].load())["attention"]

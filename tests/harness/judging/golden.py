@@ -232,7 +232,10 @@ def main() -> None:
     parser.add_argument("--bits", type=Path, metavar="FILE", help="write every bit of the bounds to this file instead")
     parser.add_argument("--check", action="store_true", help="say what differs from the golden file, which stays")
     options = parser.parse_args()
-    cases = select_cases(()).cases
+    selection = select_cases(())
+    if selection.faults:
+        sys.exit("\n".join(map(str, selection.faults)))
+    cases = selection.cases
     found = fingerprints_on_all_cores(cases, every_bit=bool(options.bits))
     if options.check:
         sys.exit("\n".join(changes(read_golden(), found, cases)) or 0)
