@@ -295,7 +295,8 @@ STEP_ARRAYS = tuple(
 def can_show_fault(operation: Operation, name: str, spec: InputSpec | OptionSpec, fault: ArgumentFault) -> bool:
     """Return whether an input of an operation can show a fault of an argument.
 
-    An argument that an operation passes through to attention may only get lost; any other fault is one of attention.
+    An argument that an operation hands on, to attention or to an operation whose inputs it has too, may only get lost;
+    any other fault is one of that operation.
     """
     attention = OPERATIONS["attention"]
     alike = [other for other in OPERATIONS.values() if other.lowers_to and other.lowers_to == operation.lowers_to]
