@@ -51,21 +51,20 @@ from attncheck.settings.options import RunOptions
 CHECK_STEP, ACCURACY_STEP = "standard cases", "accuracy"
 _CHECK_SHARE = 0.4
 """Of the budget, for the standard cases."""
-_SHARES: Mapping[str, float] = {
+STEP_SHARES: Mapping[str, float] = {
     FRESH_STEP: 0.1,
     SIZE_STEP: 0.1,
     REPETITION_STEP: 0.12,
     SURROUNDINGS_STEP: 0.12,
     DELEGATION_STEP: 0.1,
     ACCURACY_STEP: 0.05,
+    MORE_STEP: 1.0,
 }
-"""Of the budget, at most, for each step. What they leave is for further fresh problems."""
+"""Of the budget, at most, for each step. What the others leave is for further fresh problems."""
 _END_SHARE = 0.05
 """Of the budget, for the plain calls at the end, and for writing."""
 _MAX_SHOWN = 3
 """Findings of one behaviour that a text shows; the JSON document has all."""
-LEAST_SECONDS = 2.5
-"""The smallest budget: a process of a kernel in NumPy starts in a second."""
 LEAST_SECONDS = 2.5
 """The smallest budget: a process of a kernel in NumPy starts in a second."""
 _SECONDS_TO_CLOSE, _SHARE_TO_CLOSE = 2.0, 0.04
@@ -166,7 +165,7 @@ class _Gate:
     def step(self, name: str) -> Iterator[_RunningStep]:
         """Run a step until its share of the budget is over; note its seconds and outcome."""
         begun = time.monotonic()
-        end = min(begun + _SHARES.get(name, 1.0) * self.result.budget, self.last_moment)
+        end = min(begun + STEP_SHARES.get(name, 1.0) * self.result.budget, self.last_moment)
         current = _RunningStep(end)
         try:
             yield current

@@ -52,7 +52,8 @@ _IMPORTED = re.compile(
     r"|keras|diffusers|x_transformers|equinox|haiku|timm|tinygrad)\b",
     re.MULTILINE,
 )
-_GATE_SECONDS = 3.0
+_GATE_SECONDS, _STEP_SHARE = 60.0, 0.003
+"""The time is never over, even on a slow machine, and every step is as short as may be."""
 _VERSION = re.compile(r"(?<=[a-z] )\d+\.\d+\.\d+\S*")
 
 
@@ -252,7 +253,7 @@ def small_corpus() -> Iterator[None]:
     No other framework is there: which of them are installed makes no difference.
     """
     before, entries = selection.find_bundled_cases_folder, dict(BACKENDS)
-    read_duration, required = gating.read_duration, gating_run.REQUIRED_CALLS
+    read_duration, required, shares = gating.read_duration, gating_run.REQUIRED_CALLS, gating_run.STEP_SHARES
     table = cast(dict[str, BackendEntry], BACKENDS)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -264,13 +265,14 @@ def small_corpus() -> Iterator[None]:
         selection.find_bundled_cases_folder = lambda: folder
         # A reader has more time; how much has to be judged is tested elsewhere.
         gating.read_duration, gating_run.REQUIRED_CALLS = (lambda text: _GATE_SECONDS), {}
+        gating_run.STEP_SHARES = dict.fromkeys(shares, _STEP_SHARE)
         table.clear()
         table.update({name: _by_numpy(entries[name]) for name in ("numpy", "torch")})
         try:
             yield
         finally:
             selection.find_bundled_cases_folder = before
-            gating.read_duration, gating_run.REQUIRED_CALLS = read_duration, required
+            gating.read_duration, gating_run.REQUIRED_CALLS, gating_run.STEP_SHARES = read_duration, required, shares
             table.clear()
             table.update(entries)
 
