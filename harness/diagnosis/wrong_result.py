@@ -239,6 +239,8 @@ _ACCURACY_FORMATS = (("float32", "native"), ("bfloat16", "eager_pre"))
 
 _MIN_LARGEST_ERROR = 2.0**-8
 """The largest error must be at least this fraction of the noise of a format to be an error of that format."""
+_MAX_SHARE_OF_NUMBERS = 0.125
+"""The errors of a format are at most this fraction of the numbers of a stage, both as root mean squares."""
 _MIN_ERRORS = 16
 """Minimum number of wrong elements from which an accuracy is estimated."""
 _MAX_OF_ONE_SIGN = 0.95
@@ -363,7 +365,8 @@ def _add_projection_rounding(stages: ExactStages, name: str, bound: Bound, unit:
 def _looks_like_rounding_noise(exact: Enclosure, scale: Real, array: Array, *, as_stored: bool = True) -> bool | None:
     """Return whether the errors of a stage look like roundings of a format; None if they are too few or too small.
 
-    If ``as_stored``, the errors of a stage whose numbers are all of one 16-bit format are roundings.
+    If ``as_stored``, the errors of a stage whose numbers are all of one 16-bit format are roundings. Errors that are
+    nearly as large as the numbers show no format: in a gradient that cancels, the bounds of 16 bits allow even them.
     """
     stored = array.astype(np.float64)
     known = np.isfinite(exact.high) & np.isfinite(exact.radius) & np.isfinite(stored)
@@ -371,7 +374,8 @@ def _looks_like_rounding_noise(exact: Enclosure, scale: Real, array: Array, *, a
     wrong = error != 0
     with np.errstate(all="ignore"):
         z = np.abs(error) / scale[known]
-        if wrong.sum() < _MIN_ERRORS or not np.max(z[np.isfinite(z)], initial=0.0) >= _MIN_LARGEST_ERROR:
+        is_large = np.square(error).sum() > _MAX_SHARE_OF_NUMBERS**2 * np.square(value).sum()
+        if is_large or wrong.sum() < _MIN_ERRORS or not np.max(z[np.isfinite(z)], initial=0.0) >= _MIN_LARGEST_ERROR:
             return None
         if as_stored and any(np.array_equal(round_to(stored, name), stored) for name in ("bfloat16", "float16")):
             return True  # for any rounding direction: truncated numbers have errors of one sign

@@ -29,11 +29,11 @@ from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.diagnosis.wrong_result import FailingCase
 from attncheck.judging.judge_implementation import JudgedStages, KnownEmptyRows
 from attncheck.judging.truth import find_truth
-from attncheck.mutation.catalogue import MUTANTS
+from attncheck.mutation.catalogue import MUTANTS, SUBJECTS_BY_NAME
 from attncheck.mutation.judgement import RIGHTLY, diagnoses_by_subject, judge_diagnosis
 from attncheck.mutation.unit import SeededUnit, UnitScorer, count_case_scores
 from attncheck.reading.problem import Problem as ReadProblem
-from attncheck.reading.selection import select_cases
+from attncheck.reading.selection import select_case, select_cases
 from attncheck.spec.verdicts import Verdict
 
 Compute = Callable[[Arrays], Arrays]
@@ -533,3 +533,12 @@ def test_a_reading_is_recognised_in_a_case_whose_rows_without_a_key_are_uniform(
     unscaled = find_truth(problem.with_options(scale=1.0)).exact["output"].high.astype(np.float32)
     case = FailingCase(problem, "float32", {"output": unscaled}, {}, "native")
     assert [reading.name for reading in case.find_explaining_readings({"scale-one": None})] == ["scale-one"]
+
+
+def test_errors_nearly_as_large_as_the_numbers_are_of_no_format() -> None:
+    """The bounds of bfloat16 allow them in this case, in which most of the gradient cancels."""
+    name = "designs/operations/gradients-at-a-class-of-lengths-lq-1-lk-33-causal"
+    scorer = UnitScorer(SeededUnit(select_case(name)[0], "float32"))
+    evidence = scorer.diagnosis_evidence(SUBJECTS_BY_NAME["softcap_slope_missing"])
+    assert evidence is not None
+    assert not evidence.matches
