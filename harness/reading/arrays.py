@@ -82,9 +82,10 @@ def check_lowest_number(source: kinds.Array, named: ArraysByName, path: FieldPat
         raise CaseFileError(path, "the lowest number of a dtype takes no sum, product, times or plus")
 
 
-def check_counts(source: kinds.Array, named: ArraysByName, path: FieldPath, *, is_index: bool = False) -> None:
-    """Refuse counts that are not spelled out as whole numbers of at least 0, and indices of at least -1."""
-    least = -1 if is_index else 0
+def check_counts(
+    source: kinds.Array, named: ArraysByName, path: FieldPath, least: int = 0, *, is_index: bool = False
+) -> None:
+    """Refuse counts, or indices, that are not spelled out as whole numbers of at least ``least``."""
     for at, part in _nested_arrays(source, named, path):
         is_spelled = isinstance(part, kinds.Values | StoredArray | kinds.Reference)
         if not is_spelled or part.is_scaled or (is_index and part.is_arranged):
@@ -378,7 +379,7 @@ def check_inputs(
         if specs[name].is_number:
             check_is_no_mask(source, arrays.sources, path)
         if specs[name].is_count:
-            check_counts(source, arrays.sources, path, is_index=specs[name].is_index)
+            check_counts(source, arrays.sources, path, specs[name].min_value, is_index=specs[name].is_index)
         if not entry.allow_nonfinite:
             check_finite(source, arrays.sources, path, allow_infinite=specs[name].may_be_infinite)
         with locate_faults(path):

@@ -303,8 +303,9 @@ def check_layout_inputs(operation: str, options: Options, shapes: Mapping[str, S
         pages, page = shapes["key_pages"][:2]
         table = counts["block_table"].reshape(shapes["block_table"])
         for entry, used in enumerate(counts["key_lengths"]):
-            if (table[entry, : -(-int(used) // page)] >= pages).any():
-                problem = f"entry {entry} uses a page that is not there: there are {pages}, from 0 on"
+            named = table[entry, : -(-int(used) // page)]
+            if missing := [number for number in named.tolist() if not 0 <= number < pages]:
+                problem = f"entry {entry} uses page {missing[0]:g}, which is not there: there are {pages}, from 0 on"
                 raise ShapeFault("block_table", problem)
     check_code_shapes(options, shapes)
     for name in ("query", "key"):

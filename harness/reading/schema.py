@@ -91,7 +91,7 @@ def _mask_schema() -> Schema:
 
 
 def _counts_schema(numbers: str) -> Schema:
-    """Return the schema of counts, or of indices: spelled out, or the name of an array."""
+    """Return the schema of counts, or of indices, of which -1 names none: spelled out, or the name of an array."""
     spelled = {
         "anyOf": [schema_requiring("values"), schema_requiring("ref"), schema_requiring("file")],
         "properties": {"values": make_definition_reference(numbers)},
@@ -322,7 +322,7 @@ def _inputs_schema(specs: Mapping[str, InputSpec]) -> Schema:
     needs = {name: [spec.required_input] for name, spec in specs.items() if spec.required_input}
     booleans = {name: make_definition_reference("MaskInput") for name, spec in specs.items() if spec.is_boolean}
     counts = {
-        name: make_definition_reference("IndicesInput" if spec.is_index else "CountsInput")
+        name: make_definition_reference("IndicesInput" if spec.min_value < 0 else "CountsInput")
         for name, spec in specs.items()
         if spec.is_count
     }

@@ -23,8 +23,8 @@ class InputSpec:
     ``axes`` are letters of ``AXES``. A case may leave leading axes out; they then have length 1. Axes of an
     ``is_broadcastable`` input (a mask or a bias on the scores) may have length 1. An axis of an ``is_per_block`` input
     may have any length that divides the axis: the input has a number for each block. ``is_count`` inputs are whole
-    numbers, which stay integers in every dtype, and are at most the length of ``max_value_axis``. Counts that are an
-    ``is_index`` name entries of that axis, or blocks of these: none twice in a row, and -1 names none. An
+    numbers, which stay integers in every dtype, from ``min_value`` to the length of ``max_value_axis``. Counts that are
+    an ``is_index`` name entries of that axis, or blocks of these: none twice in a row, and -1 names none. An
     ``is_row_statistic`` input is float32 in a dtype of 16 bits: in bfloat16, a logarithm of 500 has steps of 2.
     ``scale_input`` is the input that, if given, makes this one codes.
 
@@ -54,6 +54,7 @@ class InputSpec:
     conflict_reason: str = ""
     is_count: bool = False
     max_value_axis: str = "T"
+    min_value: int = 0
     is_index: bool = False
     scale_input: str | None = None
     is_per_block: bool = False
@@ -335,7 +336,13 @@ PAGED_INPUTS: Mapping[str, InputSpec] = {
     "value_pages": InputSpec(
         ("Np", "Lp", "Hkv", "Dv"), scale_input="value_scale", synonyms=("v_cache", "value_cache", "paged_value")
     ),
-    "block_table": InputSpec(("B", "W"), is_count=True, max_value_axis="Np", synonyms=("block_tables", "page_table")),
+    "block_table": InputSpec(
+        ("B", "W"),
+        is_count=True,
+        max_value_axis="Np",
+        min_value=-1,  # engines fill places that are not used with 0, with -1, or with any number
+        synonyms=("block_tables", "page_table"),
+    ),
     "key_lengths": InputSpec(
         ("B",),
         is_count=True,
@@ -454,6 +461,7 @@ SPARSE_INPUTS: Mapping[str, InputSpec] = {
         ("B", "Hkv", "Lq", "K"),
         is_count=True,
         is_index=True,
+        min_value=-1,
         is_broadcastable=True,
         max_value_axis="Lk",
         requested_stage="masked",

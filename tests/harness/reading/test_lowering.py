@@ -159,11 +159,13 @@ def packed(draw: st.DrawFn) -> Problem:
 
 @st.composite
 def paged(draw: st.DrawFn) -> Problem:
-    """Draw a cache whose tables name pages in any order, some of them twice."""
+    """Draw a cache whose tables name pages in any order, some of them twice, and none in places that are not used."""
     page, width, batch = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
     pages = draw(st.integers(width, 6))
     table = np.array([draw(st.lists(st.integers(0, pages - 1), min_size=width, max_size=width)) for _ in range(batch)])
     used = np.array([draw(st.integers(0, page * width)) for _ in range(batch)])
+    if draw(st.booleans()):
+        table = np.where(page * np.arange(width) < used[:, np.newaxis], table, -1)
     random = np.random.default_rng(draw(st.integers(0, 2**16)))
     inputs = {
         "query": random.normal(size=(batch, 4, draw(st.integers(1, 4)), 3)),
