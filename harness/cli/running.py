@@ -90,7 +90,7 @@ def preload_in_background(request: RunRequest, described: DescribedWorkers) -> N
     if _is_long_user_run(options):
         _prestart_judges(options)
     shows_here = requests and request.report_process is None
-    needed = [*_NEEDED_MODULES, *(_modules_to_show(report=options.report) if shows_here else ())]
+    needed = [*_NEEDED_MODULES, *(_modules_to_show(options) if shows_here else ())]
     while needed and not described.has_failed:  # which select_implementations reports
         _import_modules([needed.pop(0)])
 
@@ -105,8 +105,9 @@ def _description_requests(options: RunOptions) -> list[DescriptionRequest]:
     return [DescriptionRequest(target, *of_run) for target in targets]
 
 
-def _modules_to_show(*, report: bool) -> tuple[str, ...]:
-    return (*_NEEDED_MODULES_TO_PRINT, *(_NEEDED_MODULES_FOR_REPORT if report else ()))
+def _modules_to_show(options: RunOptions) -> tuple[str, ...]:
+    to_print = () if options.quiet else _NEEDED_MODULES_TO_PRINT
+    return (*_NEEDED_MODULES_TO_PRINT, *_NEEDED_MODULES_FOR_REPORT) if options.report else to_print
 
 
 def _import_modules(names: Iterable[str]) -> None:
@@ -146,7 +147,7 @@ def _run_with_workers(
     if request.report_process is not None:
         request.report_process.start()
     else:  # while the first worker imports its framework
-        Thread(target=_import_modules, args=[_modules_to_show(report=options.report)]).start()
+        Thread(target=_import_modules, args=[_modules_to_show(options)]).start()
     try:
         with show_progress(visible=not options.quiet) as progress:
             summary = run_cases(
@@ -350,6 +351,9 @@ def _report_and_show(
 
     options, name, code = request.options, "check" if as_json else "", summary.exit_code
     folder, quiet = options.output / REPORT_FOLDER if options.report else None, options.quiet
+    is_silent = quiet and code is ExitCode.AGREE and not (as_json or options.verbose or (outlets and outlets.has_any))
+    if is_silent and folder is None:  # without pandas, which takes as long to import as a hundred small cases
+        return
     with request.times.measure("report"):
         if request.report_process is None or not _report_in_process(request.report_process, options, folder):
             frames = read_frames_of_runs([options.output])

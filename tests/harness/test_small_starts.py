@@ -16,24 +16,29 @@ MOST_MODULES = 150
 RUN = """\
 import atexit, json, sys
 atexit.register(lambda: print(json.dumps(sorted(sys.modules))))
-sys.argv = ["attncheck", "check", "attention/[a-l]*", "-b", "numpy", "--dtype", "float32", "-q"]
+sys.argv = ["attncheck", "check", "attention/[a-l]*", "-b", "numpy", "--dtype", "float32", "-q", *sys.argv[1:]]
 from attncheck.cli import main
 main()
 """
 
 
 def test_a_few_cases_again_load_little(tmp_path: Path) -> None:
-    environment = {**os.environ, CACHE_VARIABLE: str(tmp_path / "cache")}
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", RUN], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        loaded = set(json.loads(done.stdout.splitlines()[-1]))
+        loaded = loaded_modules(tmp_path)
         assert "attncheck.diagnosis.readings" not in loaded, "the verdict of what is right needs no reading"
     own = [name for name in loaded if name.split(".")[0] == "attncheck"]
     assert len(own) <= MOST_MODULES, sorted(own)
     assert not loaded & {"flint", "matplotlib", "attncheck.judging.judge", "torch", "jax", "tensorflow", "dask"}
+    assert not loaded_modules(tmp_path, "--no-report") & {"pandas", "pyarrow"}, "there is nothing to print"
+
+
+def loaded_modules(folder: Path, *words: str) -> set[str]:
+    """Return the modules that a run in a folder loads, with words after its command."""
+    environment = {**os.environ, CACHE_VARIABLE: str(folder / "cache")}
+    command = [sys.executable, "-c", RUN, *words]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
 
 
 def test_help_imports_nothing_that_takes_long() -> None:
