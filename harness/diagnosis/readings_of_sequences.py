@@ -25,7 +25,7 @@ from attncheck.judging.alternatives import (
     set_options,
     when_applicable,
 )
-from attncheck.reading.lowering import count_key_blocks, name_keys_once
+from attncheck.reading.lowering import count_key_blocks, name_keys_once, pop_position_mask, query_positions
 from attncheck.reading.problem import Problem
 from attncheck.spec import OPTIONS
 
@@ -203,6 +203,33 @@ def _set_block_lengths(length: Callable[[int], int]) -> Change:
     return changed
 
 
+def _repeat_key_of_none(place: int) -> Change:
+    """Count the first key, or the last one, once more for each index of -1, as ``key[indices]`` and a clamp do.
+
+    Rules of positions and lengths are applied to the indices, -1 among them, because copies stand behind all keys.
+    Where -1 stands once, and its key nowhere else, this may be the same as another reading.
+    """
+
+    def changed(called: Problem) -> Problem | None:
+        options, inputs = dict(called.options), dict(called.inputs)
+        indices, keys = inputs["key_indices"], inputs["key"].shape[-2]
+        if not keys or options.get("block_size"):
+            return None
+        rows = query_positions(options, inputs, np.arange(inputs["query"].shape[-2]))
+        is_seen = pop_position_mask(options, rows, indices)
+        if (lengths := inputs.pop("key_lengths", None)) is not None:
+            is_seen = is_seen & (indices < lengths.reshape(-1, 1, 1, 1))
+        inputs.pop("query_offsets", None)
+        for name in ("key", "value"):
+            copy = inputs[name].take([place % keys], axis=-2)
+            inputs[name] = np.concatenate([inputs[name], copy.repeat(indices.shape[-1], axis=-2)], axis=-2)
+        copies = keys + np.arange(indices.shape[-1])
+        inputs["key_indices"] = np.where(is_seen, np.where(indices < 0, copies, indices), -1)
+        return replace(called, options=options, inputs=inputs)
+
+    return changed
+
+
 INDEX_READINGS = tuple(
     replace(reading, changes_called_operation=True)
     for reading in (
@@ -233,6 +260,10 @@ INDEX_READINGS = tuple(
                  lambda indices, blocks: np.arange(blocks).reshape(1, 1, 1, -1)),
             )
         ),
+        Reading("indices-none-repeat-last", "each index of -1, which names nothing, counts the last key once more",
+                _repeat_key_of_none(-1), "key_indices"),
+        Reading("indices-none-repeat-first", "each index of -1, which names nothing, counts key 0 once more",
+                _repeat_key_of_none(0), "key_indices"),
         *reordering_readings("key-indices", "the choice of keys", ["key_indices"],
                              {"batch entry": -4, "head": -3, "query": -2}, "masked"),
         Reading("block-size-ignored", "the block size is ignored: an index is read as that of a key",

@@ -28,6 +28,8 @@ def explain_unfit_function(error: UnfitError, target: Target, loaded: Any) -> st
     called = target.attribute or error.name
     if error.name != "attention":
         return "\n".join(lines) + " Name the function to check: file.py:function." * inspect.ismodule(loaded)
+    if hints := [*map(_other_operation_hint, _other_operations(error.function))]:
+        return "\n".join([*lines, *hints])
     if not is_dotted_name(called):
         return "\n".join(lines)
     function_name = _name_for_adapter(target, error, called)
@@ -40,6 +42,24 @@ def explain_unfit_function(error: UnfitError, target: Target, loaded: Any) -> st
         )
         return "\n".join(lines)
     return "\n".join([*lines, _adapter_instruction(target, function_name.adapter), "", *code])
+
+
+def _other_operations(function: Callable[..., Any]) -> list[Operation]:
+    """Return the operations, other than attention, that have a required parameter and find all of theirs by name."""
+    required = {parameter.name for parameter in _required_beyond_inputs("attention", function)}
+    called = {*inspect.signature(function).parameters, *INPUTS_BY_FUNCTION["attention"]} if required else set()
+    operations = []
+    for operation in OPERATIONS.values():
+        names = [{name, *spec.synonyms} for name, spec in operation.inputs.items() if spec.required]
+        further = set().union(*names).difference(INPUTS_BY_FUNCTION["attention"])
+        if further & required and all(called & of_input for of_input in names) and not operation.computes_gradients:
+            operations.append(operation)
+    return operations
+
+
+def _other_operation_hint(operation: Operation) -> str:
+    name = operation.function_name
+    return f"If it computes {name}, call the function so. The inputs come by position: {signature_text(name)}"
 
 
 def _name_for_adapter(target: Target, error: UnfitError, called: str) -> NameForAdapter:

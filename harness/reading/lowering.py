@@ -423,7 +423,7 @@ class _PackedPositions:
 def _packed_to_masked(options: dict[str, Any], inputs: dict[str, Array]) -> _OptionsAndInputs:
     sequences = _PackedPositions.from_inputs(inputs, from_start=options.pop("alignment", "") == "top_left")
     allowed = (sequences.sequence_of_query[:, np.newaxis] == sequences.sequence_of_key) & sequences.is_used
-    allowed &= _pop_position_mask(options, sequences.query_position[:, np.newaxis], sequences.key_position)
+    allowed &= pop_position_mask(options, sequences.query_position[:, np.newaxis], sequences.key_position)
     for name in ("key", "value"):
         inputs[name] = np.where(sequences.is_used[:, np.newaxis], inputs[name], np.zeros_like(inputs[name]))
     for name in ("key_lengths", "cu_seqlens_q", "cu_seqlens_k"):
@@ -455,7 +455,7 @@ def _pages_to_keys(options: dict[str, Any], inputs: dict[str, Array]) -> _Option
     used, positions = inputs.pop("key_lengths").astype(np.int64), np.arange(is_used.shape[-1])
     offset = 0 * used if options.pop("alignment", "") == "top_left" else used - queries
     query_position = np.arange(queries) + offset[:, np.newaxis]  # (B, Lq)
-    allowed = is_used[:, np.newaxis] & _pop_position_mask(options, query_position[..., np.newaxis], positions)
+    allowed = is_used[:, np.newaxis] & pop_position_mask(options, query_position[..., np.newaxis], positions)
     laid_out = options, {**inputs, "mask": allowed[:, np.newaxis]}
     return _widen_codes(*laid_out) if "key_scale" in inputs else laid_out
 
@@ -624,7 +624,7 @@ def _indices_to_mask(options: dict[str, Any], inputs: dict[str, Array]) -> _Opti
     return options, {**inputs, "mask": allowed}
 
 
-def _pop_position_mask(options: dict[str, Any], queries: Array, keys: Array) -> Array:
+def pop_position_mask(options: dict[str, Any], queries: Array, keys: Array) -> Array:
     """Return which keys each query may attend to by position, and remove these options."""
     allowed = np.ones(np.broadcast_shapes(queries.shape, keys.shape), np.bool_)
     if options.pop("is_causal", False):

@@ -29,12 +29,13 @@ from attncheck.execution.requirements import Requirements
 from attncheck.execution.signatures import (
     NameForAdapter,
     adapter_lines,
+    explain_unfit_function,
     required_keywords,
     signature_faults,
     unused_parameter_hints,
 )
 from attncheck.execution.user_call import read_target_declarations, wrap_target
-from attncheck.execution.user_code import Target
+from attncheck.execution.user_code import Target, UnfitError
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on_backend
 from attncheck.judging.judge_implementation import mark_faulty_stages
 from attncheck.judging.truth import find_truth
@@ -72,6 +73,18 @@ def test_what_does_not_fit_is_refused_and_its_adapter_computes_attention(paramet
         problem = attention_problem(**options)
         output = names["attention"](*problem.inputs.values(), **options)
         np.testing.assert_allclose(output, attention_output(problem), rtol=1e-12)
+
+
+def test_a_function_with_the_inputs_of_another_operation_is_told_how_to_be_called() -> None:
+    for parameters, name in (
+        ("q, k, v, topk_indices", "sparse_attention"),
+        ("query, key, value, gate", "gated_attention"),
+    ):
+        kernel = function(parameters)
+        error = UnfitError("unsupported", "attention", kernel, signature_faults("attention", kernel))
+        text = explain_unfit_function(error, Target("kernel.py", "my_attn"), None)
+        assert f"If it computes {name}, call the function so." in text
+        assert "def attention" not in text
 
 
 def test_what_does_not_fit_or_cannot_be_guessed_and_optional_parameters_that_nobody_gives_are_named() -> None:
