@@ -137,11 +137,16 @@ _LONGEST_SEQUENCES = ("max_seqlen_q", "max_seqlen_k")
 
 
 class UnfitFunctionError(TypeError):
-    """A function cannot be called like its family; ``strange`` are required parameters that no call passes."""
+    """A function cannot be called like its family.
 
-    def __init__(self, family: Family, strange: Sequence[str]) -> None:
+    ``strange`` are required parameters that no call passes; if there are none, ``reason`` is what is wrong.
+    ``expected`` is what could be called.
+    """
+
+    def __init__(self, family: Family, strange: Sequence[str], expected: str = "", reason: str = "") -> None:
         super().__init__(f"cannot be called as {family.name} is: {family.call}")
-        self.family, self.strange = family, strange
+        self.strange, self.expected = strange, expected or family.call
+        self.reason = reason or "it does not take these inputs by position"
 
 
 class Arrays(Protocol):
@@ -283,7 +288,8 @@ class FamilyFunction:
     """A function of a family, and the names of its parameters.
 
     ``copies_inputs`` is false if the function gets arrays with their strides. ``differentiated`` is the function for
-    gradients, if it differs. ``scales`` are those of codes, (B, heads), by their names.
+    gradients, if it differs. ``scales`` are those of codes, (B, heads), by their names. If it ``has_one_query`` for
+    each request, which is the last one, causality forbids nothing.
     """
 
     function: Callable[..., Any]
@@ -295,6 +301,7 @@ class FamilyFunction:
     copies_inputs: bool = True
     differentiated: Callable[..., Any] | None = None
     scales: Mapping[str, Array] = field(default_factory=dict)
+    has_one_query: bool = False
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], family: Family, arrays: Arrays, **more: Any) -> FamilyFunction:
@@ -341,7 +348,7 @@ class FamilyFunction:
             inspect.Parameter(input_name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for input_name in _INPUTS[name]
         ]
         accepted = {*self._accepted_keywords(name)} - (_WITHOUT_GRADIENTS if name == "attention_gradients" else set())
-        in_order = (keyword for keyword in DEFAULTS if keyword in accepted)
+        in_order = (*(keyword for keyword in DEFAULTS if keyword in accepted), *sorted(accepted - DEFAULTS.keys()))
         options = [inspect.Parameter(keyword, inspect.Parameter.KEYWORD_ONLY, default=None) for keyword in in_order]
         call = self._with_tiled_heads(call) if self.family.heads == "tiled" else call
 
@@ -386,6 +393,7 @@ class FamilyFunction:
             if self.has_parameter(family.bias) or (is_masked and "added" in family.mask_kinds):
                 yield "bias"
         else:
+            is_causal |= self.has_one_query
             yield from ["is_causal"] * is_causal + ["window"] * (is_causal or has_window)
             yield from ["key_lengths"] * (name == "packed_attention" and "seqused_k" in self.parameter_names)
 
@@ -593,11 +601,15 @@ class FamilyFunction:
             words[switch] = True
         return words
 
+    def reach_from_the_end(self, options: Mapping[str, Any]) -> AllowedKeys:
+        """Return the edges of causality and a window for sequences and pages, which count from the end."""
+        left, right = options.get("window") or (None, None)
+        right = nearest_edge(right, 0 if options.get("is_causal") else None)
+        return AllowedKeys(left, None if self.has_one_query else right)
+
     def _edges_from_the_end(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of causality and a window for sequences and pages, which count from the end."""
-        left, right = options.get("window") or (None, None)
-        reach = AllowedKeys(left, nearest_edge(right, 0 if options.get("is_causal") else None))
-        words = self._edge_arguments(reach, 0)
+        words = self._edge_arguments(self.reach_from_the_end(options), 0)
         if words is None:
             raise UnsupportedError("takes no window", ("window",))
         return words

@@ -38,7 +38,8 @@ from attncheck.backends import BACKENDS, EAGER, NATIVE, BackendEntry
 from attncheck.backends.contract import Backend, UnsupportedError
 from attncheck.backends.devices import on_device
 from attncheck.backends.families import FAMILIES
-from attncheck.backends.family_calls import Arrays, UnfitFunctionError, contract_functions, unused_parameters
+from attncheck.backends.family_calls import Arrays, UnfitFunctionError, unused_parameters
+from attncheck.backends.planned_calls import functions_of_family, plans_batches
 from attncheck.common.wording import join_words, suggest_names
 from attncheck.execution.blind_calls import load_blind
 from attncheck.execution.environment import find_imports
@@ -387,11 +388,11 @@ def contract_functions_of(
 
         family = FAMILIES[family_name]
         try:
-            functions = contract_functions(target, family, arrays or numpy_backend, forbid_changed_inputs)
+            functions = functions_of_family(target, family, arrays or numpy_backend, forbid_changed_inputs)
         except UnfitFunctionError as error:
             strange = error.strange
-            why = f"it requires {join_words(strange)}" if strange else "it does not take these inputs by position"
-            raise LoadError(f"cannot be called as {family.name} is: {why}; expected {family.call}") from error
+            why = f"it requires {join_words(strange)}" if strange else error.reason
+            raise LoadError(f"cannot be called as {family.name} is: {why}; expected {error.expected}") from error
     else:
         functions = {
             called: getattr(target, called) for called in INPUTS_BY_FUNCTION if callable(getattr(target, called, None))
@@ -419,7 +420,7 @@ def signature_family(target: Any, named: str = "") -> str:
     name = named or (declared if isinstance(declared, str) else "")
     if name and name not in FAMILIES:
         raise LoadError(f"unknown signature {name!r}; {suggest_names(name, FAMILIES, one_of=False)}")
-    if name and not callable(target):
+    if name and not callable(target) and not plans_batches(target):
         raise LoadError(f"signature {name}: expected a function, as file.py:function")
     return name
 
@@ -508,7 +509,7 @@ def _check_conventions(declared: Any) -> dict[str, str]:
 def _parameter_hints(target: Any, functions: Mapping[str, Callable[..., Any]], family: str) -> list[str]:
     if not family:
         return [hint for called, function in functions.items() for hint in unused_parameter_hints(called, function)]
-    unused = unused_parameters(target, FAMILIES[family])
+    unused = [] if plans_batches(target) else unused_parameters(target, FAMILIES[family])
     return [f"attncheck never passes its {join_words(unused)}"] if unused else []
 
 

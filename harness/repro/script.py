@@ -340,9 +340,9 @@ def _user_code(entry: UserImplementation) -> Iterator[str]:
     yield from target_code(entry)
     if entry.signature:
         yield "from attncheck.backends.families import FAMILIES"
-        yield "from attncheck.backends.family_calls import contract_functions"
+        yield "from attncheck.backends.planned_calls import functions_of_family"
         yield "from attncheck.execution.process_state import unchanged\n"
-        called = f"contract_functions(kernel, FAMILIES[{entry.signature!r}], backend, unchanged)"
+        called = f"functions_of_family(kernel, FAMILIES[{entry.signature!r}], backend, unchanged)"
         yield f"kernel = SimpleNamespace(**{called})"
 
 
