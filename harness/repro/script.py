@@ -341,8 +341,8 @@ def _user_code(entry: UserImplementation) -> Iterator[str]:
     if entry.signature:
         yield "from attncheck.backends.families import FAMILIES"
         yield "from attncheck.backends.planned_calls import functions_of_family"
-        yield "from attncheck.execution.process_state import unchanged\n"
-        called = f"functions_of_family(kernel, FAMILIES[{entry.signature!r}], backend, unchanged)"
+        yield "from attncheck.execution.process_state import forbid_changed_inputs\n"
+        called = f"functions_of_family(kernel, FAMILIES[{entry.signature!r}], backend, forbid_changed_inputs)"
         yield f"kernel = SimpleNamespace(**{called})"
 
 

@@ -198,6 +198,16 @@ def test_every_function_of_a_module_is_called_and_what_it_returns_is_named(bench
         assert [line.split()[0] for line in done.stdout.splitlines() if "is WRONG at" in line] == stages
 
 
+def test_the_script_of_a_function_with_a_signature_calls_it_by_these_words(bench: Bench) -> None:
+    words = "q, k, v, cu_seqlens_q, block_table, cu_seqlens_k, causal=False"
+    text = f"def kernel({words}):\n    return 0 * v[0, 0, 0] + q[..., :1]"
+    (case,) = select_cases(["ragged/more-queries-than-keys-and-a-sequence-without-keys"]).cases
+    target = Target.parse(f"{bench.kernel(text)}:kernel", "flash_attn")
+    entry = make_user_entry(target, read_target_declarations(load_target(target), "kernel", "flash_attn"), None)
+    script = repro_script(case, Implementation(entry, "kernel"), "float32", (), "No story.")
+    ends_with(1, bench.run(script, its_own={"attncheck", "ml_dtypes"}), "output is WRONG")
+
+
 def test_a_convention_is_asked_for_where_the_function_takes_it(bench: Bench) -> None:
     mask = "  mask: {values: [[1, 1, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [1, 0, 0, 0, 0, 0]]}\n"
     case = bench.case("attention", f"options: {{empty_rows: uniform}}\n{WITH_VALUE}{mask}")
