@@ -6,8 +6,12 @@ the options of the call. ``run`` is given the queries and the pages. A wrapper w
 request has one query.
 
 A mask of each request is given flat, one request after the other: as booleans (``custom_mask``), or as bits
-(``packed_custom_mask``), the lowest bit first, where each request begins with a new byte. Beside a mask, causality and
-windows have no effect in flashinfer, so they are in the mask.
+(``packed_custom_mask``), the lowest bit first, where each request begins with a new byte. Beside a mask, causality has
+no effect in flashinfer, so it is in the mask; a window has.
+
+Engines run a plan many times, and mostly without the log-sum-exp. So each plan is run twice, first without it. The
+output of the first run is judged where the number of queries is odd, that of the second where it is even. In the same
+way, bits are given where an odd number of keys is used in all, and booleans where it is even, if a wrapper takes both.
 
 Source: https://docs.flashinfer.ai/api/attention.html and https://docs.flashinfer.ai/tutorials/kv_layout.html.
 """
@@ -45,6 +49,9 @@ _TABLES = (
 """What describes a batch: parameters of ``plan`` that are no options."""
 
 
+_EXPECTED_METHODS = f"plan({', '.join(_TABLES[:4])}, ...) and run(q, paged_kv_cache)"
+
+
 def plans_batches(target: Any) -> bool:
     """Return whether an object, or the objects of a class, plan a batch before they run it."""
     return all(callable(getattr(target, name, None)) for name in ("plan", "run"))
@@ -58,6 +65,8 @@ def functions_of_family(
     A class is made without arguments, once: what an earlier plan leaves in an object, later calls meet. Raises
     ``UnfitFunctionError`` if the family's call does not fit the target.
     """
+    if family.plans_batches and inspect.isclass(target) and not plans_batches(target):
+        raise UnfitFunctionError(family, (), _EXPECTED_METHODS, "it has no plan, or no run")
     if not (family.plans_batches and plans_batches(target)):
         return contract_functions(target, family, arrays, guard)
     planned = PlannedFunction.of_object(_make_object(target, family), family, arrays, guard)
@@ -105,8 +114,7 @@ class PlannedFunction(FamilyFunction):
         of_run = dict([*inspect.signature(planner.run).parameters.items()][2:])  # after the query and the pages
         names = frozenset({**of_plan, **of_run})
         if names.isdisjoint(_TABLES):
-            expected = f"plan({', '.join(_TABLES[:4])}, ...) and run(q, paged_kv_cache)"
-            raise UnfitFunctionError(family, (), expected, "its plan has no tables of pages")
+            raise UnfitFunctionError(family, (), _EXPECTED_METHODS, "its plan has no tables of pages")
         known = {*_TABLES, *_MASKS, *cls._option_names(family)}
         required = [
             name
@@ -115,12 +123,17 @@ class PlannedFunction(FamilyFunction):
             and parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         ]
         if strange := [name for name in required if name not in known]:
-            raise UnfitFunctionError(family, strange)
+            raise UnfitFunctionError(family, strange, _EXPECTED_METHODS)
 
         def plan_and_run(query: Any, key_pages: Any, value_pages: Any, **words: Any) -> Any:
             planner.plan(**{name: value for name, value in words.items() if name in of_plan})
             of_call = {name: value for name, value in words.items() if name not in of_plan}
-            return planner.run(query, (key_pages, value_pages), **of_call)
+            plain_call = {name: value for name, value in of_call.items() if name not in family.log_sum_exp}
+            plain = planner.run(query, (key_pages, value_pages), **plain_call)
+            returned = planner.run(query, (key_pages, value_pages), **of_call)
+            if of_call.keys().isdisjoint(family.log_sum_exp) or not isinstance(returned, tuple | list):
+                return returned
+            return (plain if len(query) % 2 else returned[0], *returned[1:])
 
         plan_and_run.__name__ = getattr(planner, "__name__", type(planner).__name__)
         return cls(plan_and_run, family, arrays, names, guard=guard, has_one_query="qo_indptr" not in names)
@@ -198,11 +211,13 @@ class PlannedFunction(FamilyFunction):
 
     def _mask_of_requests(self, tree: Array, ends: Array, used: Array, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the masks of all requests, one after the other, as booleans or as bits."""
-        reach, parts = self.reach_from_the_end(options), []
+        reach, parts, words = self.reach_from_the_end(options), [], dict[str, Any]()
+        if reach.left is not None and self.has_parameter(self.family.window_left):
+            words, reach = {self.family.window_left: reach.left}, replace(reach, left=None)
         for (first, last), length in zip(pairwise(ends.tolist()), used.tolist(), strict=True):
             seen, band = tree[first:last, :length].astype(np.bool_), reach.as_mask(last - first, length)
             parts.append((seen if band is None else seen & band[0, 0]).ravel())
-        name = self.first_parameter_among(_MASKS)
+        name = self.first_parameter_among(_MASKS[:: 1 if used.sum() % 2 else -1])
         if name == "packed_custom_mask":
             parts = [np.packbits(part, bitorder="little") for part in parts]
-        return {name: np.concatenate(parts)}
+        return {**words, name: np.concatenate(parts)}
