@@ -114,7 +114,9 @@ class PlannedFunction(FamilyFunction):
         of_run = dict([*inspect.signature(planner.run).parameters.items()][2:])  # after the query and the pages
         names = frozenset({**of_plan, **of_run})
         if names.isdisjoint(_TABLES):
-            raise UnfitFunctionError(family, (), _EXPECTED_METHODS, "its plan has no tables of pages")
+            raise UnfitFunctionError(
+                family, (), _EXPECTED_METHODS, "its plan has no tables of pages among its named parameters"
+            )
         known = {*_TABLES, *_MASKS, *cls._option_names(family)}
         required = [
             name
@@ -192,7 +194,7 @@ class PlannedFunction(FamilyFunction):
         """Return the arguments of ``plan`` that describe the pages and the shapes, of those that it has."""
         begins, indices, last = tables_of_pages(table, used, keys.shape[1])
         if "head_dim_vo" not in self.parameter_names and values.shape[-1] != keys.shape[-1]:
-            raise UnsupportedError("has one width for keys and values", ("value width",))
+            raise UnsupportedError("has one width for keys and values", ("head_dim_vo",))
         dtype = self.arrays.from_numpy(query[:, :, :0]).dtype
         arguments = {
             **dict.fromkeys(("paged_kv_indptr", "indptr"), begins),

@@ -163,7 +163,7 @@ def test_what_cannot_be_planned_is_refused() -> None:
     with pytest.raises(UnfitFunctionError) as refused:
         functions_of_family(WithoutTables(), FAMILIES["flashinfer"], np)  # type: ignore[arg-type]
     assert refused.value.expected.startswith("plan(qo_indptr, paged_kv_indptr")
-    assert refused.value.reason == "its plan has no tables of pages"
+    assert refused.value.reason == "its plan has no tables of pages among its named parameters"
 
 
 def test_a_wrapper_that_decodes_computes_no_sequences() -> None:
