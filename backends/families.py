@@ -50,7 +50,7 @@ class Family:
         log_sum_exp: The names of switches that make the log-sum-exp come back, second, heads first or
             ``lse_heads_last``; ``lse_base`` is its base.
         weights: Whether the weights come back second.
-        plans_batches: Whether objects of the library plan a batch before they run it (``planned_calls.py``).
+        plans_and_runs: Whether objects of the library plan a batch before they run it (``planned_calls.py``).
         module: Whether a module comes before the query, of which attributes are read.
         neutral: What is given for parameters that have no default and are not asked about.
     """
@@ -90,7 +90,7 @@ class Family:
     lse_base: Literal["e", "2"] = "e"
     lse_heads_last: bool = False
     weights: bool = False
-    plans_batches: bool = False
+    plans_and_runs: bool = False
     module: bool = False
     neutral: Mapping[str, Any] = field(default_factory=dict)
 
@@ -166,7 +166,7 @@ FAMILIES: Mapping[str, Family] = {
             log_sum_exp=("return_lse",),
             lse_base="2",
             lse_heads_last=True,
-            plans_batches=True,
+            plans_and_runs=True,
             neutral={"kv_layout": "NHD", "pos_encoding_mode": "NONE"},
         ),
         Family(

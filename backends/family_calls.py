@@ -288,7 +288,7 @@ class FamilyFunction:
     """A function of a family, and the names of its parameters.
 
     ``copies_inputs`` is false if the function gets arrays with their strides. ``differentiated`` is the function for
-    gradients, if it differs. ``scales`` are those of codes, (B, heads), by their names. If it ``has_one_query`` for
+    gradients, if it differs. ``scales`` are those of codes, (B, heads), by their names. If it ``decodes_one_query`` for
     each request, which is the last one, causality forbids nothing.
     """
 
@@ -301,7 +301,7 @@ class FamilyFunction:
     copies_inputs: bool = True
     differentiated: Callable[..., Any] | None = None
     scales: Mapping[str, Array] = field(default_factory=dict)
-    has_one_query: bool = False
+    decodes_one_query: bool = False
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], family: Family, arrays: Arrays, **more: Any) -> FamilyFunction:
@@ -393,7 +393,7 @@ class FamilyFunction:
             if self.has_parameter(family.bias) or (is_masked and "added" in family.mask_kinds):
                 yield "bias"
         else:
-            is_causal |= self.has_one_query
+            is_causal |= self.decodes_one_query
             yield from ["is_causal"] * is_causal + ["window"] * (is_causal or has_window)
             yield from ["key_lengths"] * (name == "packed_attention" and "seqused_k" in self.parameter_names)
 
@@ -605,7 +605,7 @@ class FamilyFunction:
         """Return the edges of causality and a window for sequences and pages, which count from the end."""
         left, right = options.get("window") or (None, None)
         right = nearest_edge(right, 0 if options.get("is_causal") else None)
-        return AllowedKeys(left, None if self.has_one_query else right)
+        return AllowedKeys(left, None if self.decodes_one_query else right)
 
     def _edges_from_the_end(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of causality and a window for sequences and pages, which count from the end."""

@@ -52,7 +52,7 @@ _TABLES = (
 _EXPECTED_METHODS = f"plan({', '.join(_TABLES[:4])}, ...) and run(q, paged_kv_cache)"
 
 
-def plans_batches(target: Any) -> bool:
+def has_plan_and_run(target: Any) -> bool:
     """Return whether an object, or the objects of a class, plan a batch before they run it."""
     return all(callable(getattr(target, name, None)) for name in ("plan", "run"))
 
@@ -65,12 +65,12 @@ def functions_of_family(
     A class is made without arguments, once: what an earlier plan leaves in an object, later calls meet. Raises
     ``UnfitFunctionError`` if the family's call does not fit the target.
     """
-    if family.plans_batches and inspect.isclass(target) and not plans_batches(target):
+    if family.plans_and_runs and inspect.isclass(target) and not has_plan_and_run(target):
         raise UnfitFunctionError(family, (), _EXPECTED_METHODS, "it has no plan, or no run")
-    if not (family.plans_batches and plans_batches(target)):
+    if not (family.plans_and_runs and has_plan_and_run(target)):
         return contract_functions(target, family, arrays, guard)
     planned = PlannedFunction.of_object(_make_object(target, family), family, arrays, guard)
-    names = ("paged_attention",) if planned.has_one_query else ("ragged_paged_attention", "paged_attention")
+    names = ("paged_attention",) if planned.decodes_one_query else ("ragged_paged_attention", "paged_attention")
     return {name: planned.as_contract(name, getattr(planned, name)) for name in names}
 
 
@@ -84,11 +84,11 @@ def _make_object(target: Any, family: Family) -> Any:
     return target()
 
 
-def tables_of_pages(table: Array, used: Array, page_size: int) -> tuple[Array, Array, Array]:
+def make_indptr_tables(table: Array, used: Array, page_size: int) -> tuple[Array, Array, Array]:
     """Return where the pages of each request begin, all used pages, and how many keys are in the last page of each.
 
     Example:
-        >>> tables = tables_of_pages(np.array([[3, 0], [1, -1], [2, 4]]), np.array([5, 0, 4]), page_size=4)
+        >>> tables = make_indptr_tables(np.array([[3, 0], [1, -1], [2, 4]]), np.array([5, 0, 4]), page_size=4)
         >>> [array.tolist() for array in tables]
         [[0, 2, 2, 3], [3, 0, 2], [1, 0, 4]]
     """
@@ -138,7 +138,7 @@ class PlannedFunction(FamilyFunction):
             return (plain if len(query) % 2 else returned[0], *returned[1:])
 
         plan_and_run.__name__ = getattr(planner, "__name__", type(planner).__name__)
-        return cls(plan_and_run, family, arrays, names, guard=guard, has_one_query="qo_indptr" not in names)
+        return cls(plan_and_run, family, arrays, names, guard=guard, decodes_one_query="qo_indptr" not in names)
 
     @staticmethod
     def _option_names(family: Family) -> Iterator[str]:
@@ -175,7 +175,7 @@ class PlannedFunction(FamilyFunction):
         """Plan and run the contract's paged caches, whose batch entries all have as many queries."""
         rows = self.arrays.to_numpy(query)
         entries, heads, count, width = rows.shape
-        if self.has_one_query and count != 1:
+        if self.decodes_one_query and count != 1:
             raise UnsupportedError("decodes: each request has one query", ("several queries",))
         together = self.arrays.from_numpy(
             np.ascontiguousarray(rows.swapaxes(0, 1).reshape(1, heads, entries * count, width))
@@ -192,7 +192,7 @@ class PlannedFunction(FamilyFunction):
 
     def _batch_arguments(self, query: Array, keys: Array, values: Array, table: Array, used: Array) -> dict[str, Any]:
         """Return the arguments of ``plan`` that describe the pages and the shapes, of those that it has."""
-        begins, indices, last = tables_of_pages(table, used, keys.shape[1])
+        begins, indices, last = make_indptr_tables(table, used, keys.shape[1])
         if "head_dim_vo" not in self.parameter_names and values.shape[-1] != keys.shape[-1]:
             raise UnsupportedError("has one width for keys and values", ("head_dim_vo",))
         dtype = self.arrays.from_numpy(query[:, :, :0]).dtype

@@ -260,9 +260,11 @@ INDEX_READINGS = tuple(
                  lambda indices, blocks: np.arange(blocks).reshape(1, 1, 1, -1)),
             )
         ),
-        Reading("indices-none-repeat-last", "each index of -1, which names nothing, counts the last key once more",
+        Reading("indices-minus-one-repeats-last",
+                "each index of -1, which names no key, is read as the last key, which counts again",
                 _repeat_key_of_none(-1), "key_indices"),
-        Reading("indices-none-repeat-first", "each index of -1, which names nothing, counts key 0 once more",
+        Reading("indices-minus-one-repeats-first",
+                "each index of -1, which names no key, is read as key 0, which counts again",
                 _repeat_key_of_none(0), "key_indices"),
         *reordering_readings("key-indices", "the choice of keys", ["key_indices"],
                              {"batch entry": -4, "head": -3, "query": -2}, "masked"),

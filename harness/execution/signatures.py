@@ -59,7 +59,7 @@ def _other_operations(function: Callable[..., Any]) -> list[Operation]:
 
 def _other_operation_hint(operation: Operation) -> str:
     name = operation.function_name
-    return f"If it computes {name}, rename it to {name}. Its inputs come by position: {signature_text(name)}"
+    return f"If the function computes {name}, name it {name}. Its inputs are passed by position: {signature_text(name)}"
 
 
 def _name_for_adapter(target: Target, error: UnfitError, called: str) -> NameForAdapter:

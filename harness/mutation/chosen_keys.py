@@ -137,11 +137,11 @@ _register_index_fault("_positions_of_indices", "none_gathered_from_the_end",
     "a negative position counts from the end, once for each -1: PaddlePaddle/PaddleFleet#1054",
     lambda key_indices, block_size, keys: np.where(key_indices[..., :, np.newaxis] < 0, max(keys - 1, -1),
         backend._positions_of_indices(key_indices, block_size, keys).reshape(*key_indices.shape, block_size)).reshape(
-        *key_indices.shape[:-1], key_indices.shape[-1] * block_size), diagnosis="indices-none-repeat-last")
+        *key_indices.shape[:-1], key_indices.shape[-1] * block_size), diagnosis="indices-minus-one-repeats-last")
 _register_index_fault("_positions_of_indices", "none_gathered_as_key_0",
     "-1 is clamped to 0 for a safe read, and never masked: hw-native-sys/pypto-lib#494's kind",
     lambda key_indices, block_size, keys: backend._positions_of_indices(
-        np.maximum(key_indices, 0 if keys else -1), block_size, keys), diagnosis="indices-none-repeat-first")
+        np.maximum(key_indices, 0 if keys else -1), block_size, keys), diagnosis="indices-minus-one-repeats-first")
 _register_index_fault("_positions_of_indices", "padding_counted_from_the_end",
     "as many indices count as are valid, wherever -1 stands: vllm-project/vllm-gaudi#1777",
     lambda key_indices, block_size, keys: backend._positions_of_indices(np.where(

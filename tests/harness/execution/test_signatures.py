@@ -83,7 +83,7 @@ def test_a_function_with_the_inputs_of_another_operation_is_told_how_to_be_calle
         kernel = function(parameters)
         error = UnfitError("unsupported", "attention", kernel, signature_faults("attention", kernel))
         text = explain_unfit_function(error, Target("kernel.py", "my_attn"), None)
-        assert f"If it computes {name}, rename it to {name}." in text
+        assert f"If the function computes {name}, name it {name}." in text
         assert "def attention" not in text
 
 
