@@ -338,7 +338,7 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "packed_positions_ignored",
         "harness/reading/lowering.py",
-        "    allowed &= _pop_position_mask(options, sequences.query_position[:, np.newaxis], sequences.key_position)\n",
+        "    allowed &= pop_position_mask(options, sequences.query_position[:, np.newaxis], sequences.key_position)\n",
         "",
         "causality and windows of packed sequences are not folded into the mask",
         "harness/reading/test_lowering.py",
@@ -367,8 +367,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "pages_one_too_many",
         "harness/reading/lowering.py",
-        "if (table[entry, : -(-int(used) // page)] >= pages).any():",
-        "if (table[entry, : -(-int(used) // page)] > pages).any():",
+        "if not 0 <= number < pages]:",
+        "if not 0 <= number <= pages]:",
         "a page that is just not there is accepted",
         "harness/reading/test_messages.py harness/reading/test_lowering.py",
     ),
