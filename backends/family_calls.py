@@ -284,6 +284,18 @@ def _parameter_names(family: Family) -> set[str]:
 
 
 @dataclass(frozen=True)
+class SequencesOverPages:
+    """The inputs of the contract's packed sequences over pages, as NumPy arrays."""
+
+    query: Array
+    key_pages: Array
+    value_pages: Array
+    cu_seqlens_q: Array
+    block_table: Array
+    key_lengths: Array
+
+
+@dataclass(frozen=True)
 class FamilyFunction:
     """A function of a family, and the names of its parameters.
 
@@ -550,24 +562,29 @@ class FamilyFunction:
         self, query: Any, key_pages: Any, value_pages: Any, limits: Any, table: Any, lengths: Any, **asked: Any
     ) -> Stages:
         """Call the function for the contract's packed sequences over pages; it may write its result into ``out``."""
-        options = self._to_numpy_options(asked)
-        rows, keys, values, ends, pages, used = (
-            self.arrays.to_numpy(tensor) for tensor in (query, key_pages, value_pages, limits, table, lengths)
-        )
-        words = self._option_arguments(rows, keys.swapaxes(1, 2), options) | self._edges_from_the_end(options)
+        options, tensors = self._to_numpy_options(asked), (query, key_pages, value_pages, limits, table, lengths)
+        batch = SequencesOverPages(*map(self.arrays.to_numpy, tensors))
+        words = self._option_arguments(batch.query, batch.key_pages.swapaxes(1, 2), options)
+        arguments = self.batch_arguments(batch, options)
+        words |= {name: value for name, value in arguments.items() if name in self.parameter_names}
+        packed, inputs = replace(self, family=replace(self.family, layout="LHD")), (batch.key_pages, batch.value_pages)
+        return packed._as_stages(packed._call([_to_family_layout(batch.query, "LHD"), *inputs], words))
+
+    def batch_arguments(self, batch: SequencesOverPages, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of sequences and pages, and those of causality and a window."""
+        used, (_, heads, rows, _) = batch.key_lengths, batch.query.shape
         of_keys = {"cu_seqlens_k": np.append(0, np.cumsum(used)).astype(np.int32)}
         if "seqused_k" in self.parameter_names and "cu_seqlens_k" not in self.required:
             of_keys = {"seqused_k": used.astype(np.int32)}  # vLLM refuses both
-        arguments = of_keys | {
-            "cu_seqlens_q": ends.astype(np.int32),
-            "max_seqlen_q": int(np.diff(ends).max(initial=0)),
+        return {
+            **self._edges_from_the_end(options),
+            **of_keys,
+            "cu_seqlens_q": batch.cu_seqlens_q.astype(np.int32),
+            "max_seqlen_q": int(np.diff(batch.cu_seqlens_q).max(initial=0)),
             "max_seqlen_k": int(used.max(initial=0)),
-            "block_table": pages.astype(np.int32),
-            "out": np.full((rows.shape[2], rows.shape[1], values.shape[-1]), np.nan, rows.dtype),
+            "block_table": batch.block_table.astype(np.int32),
+            "out": np.full((rows, heads, batch.value_pages.shape[-1]), np.nan, batch.query.dtype),
         }
-        words |= {name: value for name, value in arguments.items() if name in self.parameter_names}
-        packed = replace(self, family=replace(self.family, layout="LHD"))
-        return packed._as_stages(packed._call([_to_family_layout(rows, "LHD"), keys, values], words))
 
     def _to_numpy_options(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -583,6 +600,7 @@ class FamilyFunction:
         words |= {name: value for name, value in family.neutral.items() if name in self.parameter_names}
         words |= self.scales
         words |= {name: (family.no_edge, family.no_edge) for name in family.window if name in self.required}
+        words |= dict.fromkeys({family.window_left} & self.required, family.no_edge)
         gives_scale = family.gives_scale or self.first_parameter_among(family.scale) in self.required
         scale = options.get("scale", _default_scale(query) if gives_scale else None)
         for name, number in (("scale", scale), ("softcap", options.get("softcap"))):

@@ -34,6 +34,7 @@ from attncheck.backends.family_calls import (
     Arrays,
     FamilyFunction,
     Guard,
+    SequencesOverPages,
     Stages,
     UnfitFunctionError,
     contract_functions,
@@ -47,14 +48,12 @@ _TABLES = (
     *("q_data_type", "kv_data_type"),
 )
 """What describes a batch: parameters of ``plan`` that are no options."""
-
-
 _EXPECTED_METHODS = f"plan({', '.join(_TABLES[:4])}, ...) and run(q, paged_kv_cache)"
 
 
-def has_plan_and_run(target: Any) -> bool:
-    """Return whether an object, or the objects of a class, plan a batch before they run it."""
-    return all(callable(getattr(target, name, None)) for name in ("plan", "run"))
+def is_planned(target: Any, family: Family) -> bool:
+    """Return whether an object, or the objects of a class, plan a batch before they run it, as the family's do."""
+    return family.plans_and_runs and all(callable(getattr(target, name, None)) for name in ("plan", "run"))
 
 
 def functions_of_family(
@@ -65,9 +64,9 @@ def functions_of_family(
     A class is made without arguments, once: what an earlier plan leaves in an object, later calls meet. Raises
     ``UnfitFunctionError`` if the family's call does not fit the target.
     """
-    if family.plans_and_runs and inspect.isclass(target) and not has_plan_and_run(target):
-        raise UnfitFunctionError(family, (), _EXPECTED_METHODS, "it has no plan, or no run")
-    if not (family.plans_and_runs and has_plan_and_run(target)):
+    if not is_planned(target, family):
+        if family.plans_and_runs and inspect.isclass(target):
+            raise UnfitFunctionError(family, (), _EXPECTED_METHODS, "it has no plan, or no run")
         return contract_functions(target, family, arrays, guard)
     planned = PlannedFunction.of_object(_make_object(target, family), family, arrays, guard)
     names = ("paged_attention",) if planned.decodes_one_query else ("ragged_paged_attention", "paged_attention")
@@ -112,7 +111,7 @@ class PlannedFunction(FamilyFunction):
         """Inspect both methods. Raises ``UnfitFunctionError`` if they require what no call passes."""
         of_plan = dict(inspect.signature(planner.plan).parameters)
         of_run = dict([*inspect.signature(planner.run).parameters.items()][2:])  # after the query and the pages
-        names = frozenset({**of_plan, **of_run})
+        names = {**of_plan, **of_run}.keys()
         if names.isdisjoint(_TABLES):
             raise UnfitFunctionError(
                 family, (), _EXPECTED_METHODS, "its plan has no tables of pages among its named parameters"
@@ -130,15 +129,16 @@ class PlannedFunction(FamilyFunction):
         def plan_and_run(query: Any, key_pages: Any, value_pages: Any, **words: Any) -> Any:
             planner.plan(**{name: value for name, value in words.items() if name in of_plan})
             of_call = {name: value for name, value in words.items() if name not in of_plan}
-            plain_call = {name: value for name, value in of_call.items() if name not in family.log_sum_exp}
-            plain = planner.run(query, (key_pages, value_pages), **plain_call)
+            of_plain_call = of_call | dict.fromkeys(of_call.keys() & {*family.log_sum_exp}, False)
+            plain = planner.run(query, (key_pages, value_pages), **of_plain_call)
             returned = planner.run(query, (key_pages, value_pages), **of_call)
-            if of_call.keys().isdisjoint(family.log_sum_exp) or not isinstance(returned, tuple | list):
-                return returned
-            return (plain if len(query) % 2 else returned[0], *returned[1:])
+            further = returned[1:] if isinstance(returned, tuple | list) else ()
+            return (plain, *further) if len(query) % 2 else returned
 
         plan_and_run.__name__ = getattr(planner, "__name__", type(planner).__name__)
-        return cls(plan_and_run, family, arrays, names, guard=guard, decodes_one_query="qo_indptr" not in names)
+        one_query = "qo_indptr" not in names
+        words = frozenset(names), frozenset(required)
+        return cls(plan_and_run, family, arrays, *words, guard, decodes_one_query=one_query)
 
     @staticmethod
     def _option_names(family: Family) -> Iterator[str]:
@@ -149,25 +149,6 @@ class PlannedFunction(FamilyFunction):
         yield from super()._accepted_keywords(name)
         if name == "ragged_paged_attention" and self.first_parameter_among(_MASKS):
             yield "tree_mask"
-
-    def ragged_paged_attention(
-        self, query: Any, key_pages: Any, value_pages: Any, limits: Any, table: Any, lengths: Any, **asked: Any
-    ) -> Stages:
-        """Plan and run the contract's packed sequences over pages."""
-        options = self._to_numpy_options(asked)
-        rows, keys, values, ends, pages, used = (
-            self.arrays.to_numpy(tensor) for tensor in (query, key_pages, value_pages, limits, table, lengths)
-        )
-        tree = options.pop("tree_mask", None)
-        words = self._option_arguments(rows, keys.swapaxes(1, 2), options)
-        words |= (
-            self._edges_from_the_end(options) if tree is None else self._mask_of_requests(tree, ends, used, options)
-        )
-        words |= self._batch_arguments(rows, keys, values, pages, used)
-        of_queries = {"qo_indptr": ends.astype(np.int32), "seq_lens_q": np.diff(ends).astype(np.int32)}
-        words |= {name: value for name, value in of_queries.items() if name in self.parameter_names}
-        packed = replace(self, family=replace(self.family, layout="LHD"))
-        return packed._as_stages(packed._call([rows[0].swapaxes(0, 1), keys, values], words))
 
     def paged_attention(
         self, query: Any, key_pages: Any, value_pages: Any, table: Any, lengths: Any, **asked: Any
@@ -190,18 +171,25 @@ class PlannedFunction(FamilyFunction):
 
         return {name: of_entries(tensor) for name, tensor in stages.items()}
 
-    def _batch_arguments(self, query: Array, keys: Array, values: Array, table: Array, used: Array) -> dict[str, Any]:
-        """Return the arguments of ``plan`` that describe the pages and the shapes, of those that it has."""
-        begins, indices, last = make_indptr_tables(table, used, keys.shape[1])
+    def batch_arguments(self, batch: SequencesOverPages, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of ``plan`` for sequences, pages, shapes, and the keys that each query attends to."""
+        query, keys, values, used = batch.query, batch.key_pages, batch.value_pages, batch.key_lengths
         if "head_dim_vo" not in self.parameter_names and values.shape[-1] != keys.shape[-1]:
             raise UnsupportedError("has one width for keys and values", ("head_dim_vo",))
+        begins, indices, last = make_indptr_tables(batch.block_table, used, keys.shape[1])
+        allowed = (
+            self._mask_of_requests(batch, options) if "tree_mask" in options else self._edges_from_the_end(options)
+        )
         dtype = self.arrays.from_numpy(query[:, :, :0]).dtype
-        arguments = {
+        return {
+            **allowed,
+            "qo_indptr": batch.cu_seqlens_q.astype(np.int32),
             **dict.fromkeys(("paged_kv_indptr", "indptr"), begins),
             **dict.fromkeys(("paged_kv_indices", "indices"), indices),
             **dict.fromkeys(("paged_kv_last_page_len", "last_page_len"), last),
+            "seq_lens_q": np.diff(batch.cu_seqlens_q).astype(np.int32),
             "seq_lens": used.astype(np.int32),
-            "block_tables": table.astype(np.int32),
+            "block_tables": batch.block_table.astype(np.int32),
             "num_qo_heads": query.shape[1],
             "num_kv_heads": keys.shape[2],
             **dict.fromkeys(("head_dim_qk", "head_dim"), keys.shape[-1]),
@@ -209,14 +197,14 @@ class PlannedFunction(FamilyFunction):
             "page_size": keys.shape[1],
             **dict.fromkeys(("q_data_type", "kv_data_type"), dtype),
         }
-        return {name: value for name, value in arguments.items() if name in self.parameter_names}
 
-    def _mask_of_requests(self, tree: Array, ends: Array, used: Array, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the masks of all requests, one after the other, as booleans or as bits."""
+    def _mask_of_requests(self, batch: SequencesOverPages, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the masks of all requests, one after the other, as booleans or as bits, and the window beside them."""
+        tree, used = options["tree_mask"], batch.key_lengths
         reach, parts, words = self.reach_from_the_end(options), [], dict[str, Any]()
         if reach.left is not None and self.has_parameter(self.family.window_left):
             words, reach = {self.family.window_left: reach.left}, replace(reach, left=None)
-        for (first, last), length in zip(pairwise(ends.tolist()), used.tolist(), strict=True):
+        for (first, last), length in zip(pairwise(batch.cu_seqlens_q.tolist()), used.tolist(), strict=True):
             seen, band = tree[first:last, :length].astype(np.bool_), reach.as_mask(last - first, length)
             parts.append((seen if band is None else seen & band[0, 0]).ravel())
         name = self.first_parameter_among(_MASKS[:: 1 if used.sum() % 2 else -1])

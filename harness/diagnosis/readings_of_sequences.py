@@ -203,7 +203,7 @@ def _set_block_lengths(length: Callable[[int], int]) -> Change:
     return changed
 
 
-def _repeat_key_of_none(place: int) -> Change:
+def _repeat_key_of_minus_one(place: int) -> Change:
     """Count the first key, or the last one, once more for each index of -1, as ``key[indices]`` and a clamp do.
 
     Rules of positions and lengths are applied to the indices, -1 among them, because copies stand behind all keys.
@@ -262,10 +262,10 @@ INDEX_READINGS = tuple(
         ),
         Reading("indices-minus-one-repeats-last",
                 "each index of -1, which names no key, is read as the last key, which counts again",
-                _repeat_key_of_none(-1), "key_indices"),
+                _repeat_key_of_minus_one(-1), "key_indices"),
         Reading("indices-minus-one-repeats-first",
                 "each index of -1, which names no key, is read as key 0, which counts again",
-                _repeat_key_of_none(0), "key_indices"),
+                _repeat_key_of_minus_one(0), "key_indices"),
         *reordering_readings("key-indices", "the choice of keys", ["key_indices"],
                              {"batch entry": -4, "head": -3, "query": -2}, "masked"),
         Reading("block-size-ignored", "the block size is ignored: an index is read as that of a key",

@@ -23,6 +23,7 @@ class Prefill:
     """As BatchPrefillWithPagedKVCacheWrapper is planned and run."""
 
     bit_order: Literal["little", "big"] = "little"
+    takes_bits = True
 
     def plan(  # type: ignore[no-untyped-def]
         self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads,
@@ -36,7 +37,8 @@ class Prefill:
         self.group = num_qo_heads // num_kv_heads
         self.masks = None if packed_custom_mask is None else self.unpack(packed_custom_mask)
         if custom_mask is not None:
-            assert (packed_custom_mask, self.lengths.sum() % 2) == (None, 0)
+            assert packed_custom_mask is None
+            assert not self.takes_bits or self.lengths.sum() % 2 == 0
             parts = np.split(custom_mask, np.cumsum(np.diff(qo_indptr) * self.lengths)[:-1])
             shapes = zip(parts, np.diff(qo_indptr), self.lengths, strict=True)
             self.masks = [part.reshape(count, length) for part, count, length in shapes]
@@ -73,31 +75,32 @@ class Prefill:
 
 
 class PrefillOfBooleans(Prefill):
+    takes_bits = False
+
     def plan(  # type: ignore[no-untyped-def,override]
         self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads,
         head_dim_qk, page_size, custom_mask=None, causal=False, window_left=-1, head_dim_vo=None,
     ) -> None:  # fmt: skip
         tables = qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
-        super().plan(*tables, num_qo_heads, num_kv_heads, head_dim_qk, page_size, None, None, None, causal,
-                     window_left=window_left)  # fmt: skip
-        counts = np.diff(qo_indptr) * self.lengths
-        parts = [] if custom_mask is None else np.split(custom_mask, np.cumsum(counts)[:-1])
-        shapes = zip(parts, np.diff(qo_indptr), self.lengths, strict=False)
-        self.masks = [part.reshape(count, length) for part, count, length in shapes] or None
+        words = {"custom_mask": custom_mask, "causal": causal, "window_left": window_left}
+        super().plan(*tables, num_qo_heads, num_kv_heads, head_dim_qk, page_size, **words)
 
 
 class Decode(Prefill):
-    """As BatchDecodeWithPagedKVCacheWrapper is planned."""
+    """As BatchDecodeWithPagedKVCacheWrapper is planned, with options that have no default."""
 
     def plan(  # type: ignore[no-untyped-def,override]
-        self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, window_left=-1,
-        logits_soft_cap=None, sm_scale=None, seq_lens=None,
+        self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, window_left,
+        logits_soft_cap, sm_scale, seq_lens,
     ) -> None:  # fmt: skip
-        assert head_dim > 0
+        assert (head_dim > 0, sm_scale is None) == (True, False)
         options = {"window_left": window_left, "logits_soft_cap": logits_soft_cap, "sm_scale": sm_scale}
         tables = np.arange(len(indptr)), indptr, indices, last_page_len
         super().plan(*tables, num_qo_heads, num_kv_heads, head_dim, page_size, **options)
         np.testing.assert_array_equal(seq_lens, self.lengths)
+
+    def run(self, q, paged_kv_cache, return_lse):  # type: ignore[no-untyped-def]
+        return super().run(q, paged_kv_cache, return_lse=return_lse)
 
 
 class BitsInTheOtherOrder(Prefill):
