@@ -51,7 +51,7 @@ _TABLES = (
 _EXPECTED_METHODS = f"plan({', '.join(_TABLES[:4])}, ...) and run(q, paged_kv_cache)"
 
 
-def is_planned(target: Any, family: Family) -> bool:
+def is_plan_run_wrapper(target: Any, family: Family) -> bool:
     """Return whether an object, or the objects of a class, plan a batch before they run it, as the family's do."""
     return family.plans_and_runs and all(callable(getattr(target, name, None)) for name in ("plan", "run"))
 
@@ -64,7 +64,7 @@ def functions_of_family(
     A class is made without arguments, once: what an earlier plan leaves in an object, later calls meet. Raises
     ``UnfitFunctionError`` if the family's call does not fit the target.
     """
-    if not is_planned(target, family):
+    if not is_plan_run_wrapper(target, family):
         if family.plans_and_runs and inspect.isclass(target):
             raise UnfitFunctionError(family, (), _EXPECTED_METHODS, "it has no plan, or no run")
         return contract_functions(target, family, arrays, guard)

@@ -261,10 +261,10 @@ INDEX_READINGS = tuple(
             )
         ),
         Reading("indices-minus-one-repeats-last",
-                "each index of -1, which names no key, is read as the last key, which counts again",
+                "each index of -1, which means no key, is taken as the last key, so that key is counted again",
                 _repeat_key_of_minus_one(-1), "key_indices"),
         Reading("indices-minus-one-repeats-first",
-                "each index of -1, which names no key, is read as key 0, which counts again",
+                "each index of -1, which means no key, is taken as key 0, so that key is counted again",
                 _repeat_key_of_minus_one(0), "key_indices"),
         *reordering_readings("key-indices", "the choice of keys", ["key_indices"],
                              {"batch entry": -4, "head": -3, "query": -2}, "masked"),

@@ -39,7 +39,7 @@ from attncheck.backends.contract import Backend, UnsupportedError
 from attncheck.backends.devices import on_device
 from attncheck.backends.families import FAMILIES
 from attncheck.backends.family_calls import Arrays, UnfitFunctionError, unused_parameters
-from attncheck.backends.planned_calls import functions_of_family, is_planned
+from attncheck.backends.planned_calls import functions_of_family, is_plan_run_wrapper
 from attncheck.common.wording import join_words, suggest_names
 from attncheck.execution.blind_calls import load_blind
 from attncheck.execution.environment import find_imports
@@ -420,7 +420,7 @@ def signature_family(target: Any, named: str = "") -> str:
     name = named or (declared if isinstance(declared, str) else "")
     if name and name not in FAMILIES:
         raise LoadError(f"unknown signature {name!r}; {suggest_names(name, FAMILIES, one_of=False)}")
-    if name and not (callable(target) or is_planned(target, FAMILIES[name])):
+    if name and not (callable(target) or is_plan_run_wrapper(target, FAMILIES[name])):
         raise LoadError(f"signature {name}: expected a function, as file.py:function")
     return name
 
@@ -509,7 +509,7 @@ def _check_conventions(declared: Any) -> dict[str, str]:
 def _parameter_hints(target: Any, functions: Mapping[str, Callable[..., Any]], family: str) -> list[str]:
     if not family:
         return [hint for called, function in functions.items() for hint in unused_parameter_hints(called, function)]
-    unused = [] if is_planned(target, FAMILIES[family]) else unused_parameters(target, FAMILIES[family])
+    unused = [] if is_plan_run_wrapper(target, FAMILIES[family]) else unused_parameters(target, FAMILIES[family])
     return [f"attncheck never passes its {join_words(unused)}"] if unused else []
 
 
